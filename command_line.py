@@ -1,0 +1,701 @@
+"""The command line: reports as records, their form on a terminal, and the only place that prints and exits."""
+import json
+import os
+import sys
+import time
+
+from contract import (ENDED, IN_FLIGHT, LONGEST_NAME, NoSuchTarget, REFUSED_STATUS, RESERVED_NAMES, SETTINGS,
+                      SHORTEST_PREFIX, STATES, STORED, Settings, UNKNOWN_STATUS, UsageError, VERSION,
+                      XmsgError, age, clip, display_width, is_label, is_session_id, name_key, now_ms, one_line)
+from store import Store, is_unknown, myself, record_interpreter, shown_state
+from xmsg import (activity, cancel, describe_peer, display_name, find_message, hook_main, is_live,
+                  project_root, resolve, route, send, sender_identity, settle, show, source_line)
+
+
+# ---------------------------------------------------------------------------------------------------- reports
+
+def iso(ms):
+    """A time of the store as ISO 8601 in UTC, None for none."""
+    if ms is None:
+        return None
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(ms // 1000)) + ".%03dZ" % (ms % 1000)
+
+
+def message_record(store, row):
+    """A message as JSON reports it."""
+    peer = store.peer(row["target"])
+    return {"id": row["id"], "uid": row["uid"], "state": row["state"], "unknown": is_unknown(row),
+            "window": row["window"], "detail": row["detail"],
+            "from": {"label": row["sender_label"], "host": row["sender_host"], "session": row["sender_session"],
+                     "kind": row["sender_kind"]},
+            "to": {"session": row["target"], "host": row["target_host"], "name": display_name(peer) if peer else ""},
+            "body": row["body"], "priority": row["priority"], "reply_to": row["reply_to"],
+            "created_at": iso(row["created_at"]), "expires_at": iso(row["expires_at"]),
+            "state_at": iso(row["state_at"]), "confirmed_at": iso(row["confirmed_at"]), "evidence": row["evidence"]}
+
+
+def session_record(store, peer, queued, now):
+    """A session as JSON reports it. The hook queue is the only window yet, so reason says what it waits for."""
+    live = is_live(store, peer, now)
+    windows, reason = route({"host": peer["host"], "direct": True})
+    return {"session": peer["session"], "host": peer["host"], "name": display_name(peer), "cwd": peer["cwd"],
+            "project": peer["project"], "model": peer["model"], "permission_mode": peer["permission_mode"],
+            "pid": peer["pid"], "live": live, "activity": activity(peer) if live else "unknown", "seen_at": iso(store.seen_at(peer)),
+            "queued": queued.get(peer["session"], 0), "host_queued": 0, "direct": bool(windows),
+            "window": windows[0] if windows else "hook", "reason": reason, "hooks": iso(peer["hook_seen"]),
+            "successor": peer["successor"]}
+
+
+def session_records(store, everything=False, project=None, query=None):
+    """The registered sessions, live ones first: by default those that are live or have mail waiting."""
+    now, queued = now_ms(), store.queued_counts()
+    records = [session_record(store, peer, queued, now) for peer in store.peers()
+               if (project is None or peer["project"] == project) and (query is None or _mentions(peer, query))]
+    records = [record for record in records if everything or record["live"] or record["queued"]]
+    return sorted(records, key=lambda record: not record["live"])
+
+
+def _mentions(peer, query):
+    wanted = name_key(query)
+    return any(wanted in name_key(peer[column]) for column in ("session", "name", "title", "cwd", "host"))
+
+
+def own_messages(store, sender, target=None, everything=False, limit=20):
+    """What this session has sent, or everybody if no session asks: by default what has not ended yet."""
+    states = None if everything else [state for state in STORED if state not in ENDED]
+    return store.messages(target=target, sender=sender["session"] or None, states=states, limit=limit, newest=True)
+
+
+# ---------------------------------------------------------------------------------------------------- terminal
+
+def terminal_width():
+    """The columns of the terminal, 0 where the output is no terminal and nothing needs to be cut."""
+    try:
+        return os.get_terminal_size(1).columns if os.isatty(1) else 0
+    except OSError:
+        return 80
+
+
+def paint(text, color):
+    """The text in a colour, on a terminal that wants any."""
+    codes = {"green": "32", "yellow": "33", "red": "31", "bold": "1"}
+    if not os.isatty(1) or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or color not in codes:
+        return text
+    return "\x1b[%sm%s\x1b[0m" % (codes[color], text)
+
+
+STATE_COLORS = {"delivered": "green", "queued": "yellow", "held": "yellow", "UNKNOWN": "red", "refused": "red",
+                "expired": "red"}
+
+
+def table(heads, rows, flexible, width=None):
+    """Lines of columns under their heads. The flexible columns shrink, last first, until all fits the terminal."""
+    width = terminal_width() if width is None else width
+    cells = [[one_line(str(cell)) for cell in row] for row in [heads] + rows]
+    widths = [max(display_width(row[column]) for row in cells) for column in range(len(heads))]
+    excess = sum(widths) + 2 * (len(heads) - 1) - width if width else 0
+    for column in reversed(flexible):
+        if excess > 0:
+            cut = min(excess, max(0, widths[column] - 6))
+            widths[column] -= cut
+            excess -= cut
+    lines = []
+    for row in cells:
+        cut = [clip(cell, room) for cell, room in zip(row, widths)]
+        line = "  ".join(cell + " " * (room - display_width(cell)) for cell, room in zip(cut, widths)).rstrip()
+        lines.append(clip(line, width) if width else line)
+    return [paint(lines[0], "bold")] + lines[1:]
+
+
+def session_lines(records, now):
+    if not records:
+        return ["no session is open here that xmsg knows; a session appears with its first hook (see README: hooks), "
+                "and `xmsg list --all` shows ended ones"]
+    return table(["NAME", "SESSION", "HOST", "OPEN", "SEEN", "MAIL", "FOLDER"], [
+        [record["name"] or "-", record["session"], record["host"],
+         ("yes" if record["activity"] == "unknown" else record["activity"]) if record["live"] else "no",
+         age(now - _ms(record["seen_at"])), record["queued"] or "-", record["cwd"]] for record in records], [6, 0])
+
+
+def _ms(text):
+    import calendar
+    return calendar.timegm(time.strptime(text[:19], "%Y-%m-%dT%H:%M:%S")) * 1000 + int(text[20:23])
+
+
+def describe_state(row, now):
+    """What a sender wants to know of a message, in one phrase."""
+    state = shown_state(row)
+    if state == "UNKNOWN":
+        return ("UNKNOWN, and xmsg will not send it again; look there, then "
+                "`xmsg resolve %d --delivered|--requeue|--drop`" % row["id"])
+    if state == "queued":
+        left = row["expires_at"] - now
+        return "queued, %s" % ("%s left" % age(left) if left > 0 else "its time ran out")
+    if state == "delivered":
+        confirmed = ", confirmed" if row["confirmed_at"] else ""
+        return "delivered %s ago by %s%s" % (age(now - row["state_at"]), row["window"] or "hand", confirmed)
+    return "%s %s ago%s" % (state, age(now - row["state_at"]), ": " + one_line(row["detail"]) if row["detail"] else "")
+
+
+def message_lines(rows, now, incoming=False):
+    lines = []
+    for row in rows:
+        other = "from %s" % row["sender_label"] if incoming else "-> %s" % row["target"]
+        lines.append("#%d  %s  %s" % (row["id"], one_line(other),
+                                      paint(describe_state(row, now), STATE_COLORS.get(shown_state(row)))))
+        first = "      " + one_line(row["body"].strip().split("\n")[0])
+        lines.append(clip(first, terminal_width() or 100))
+    return lines
+
+
+def receipt(row, note):
+    """The one line that `send` prints for a target."""
+    state = shown_state(row)
+    word = {"UNKNOWN": "unknown", "direct-uncertain": "unknown"}.get(state, state)
+    detail = {"delivered": row["window"], "queued": "ttl %ds; direct: %s" % (
+        (row["expires_at"] - row["created_at"]) // 1000, note)}.get(state) or note or row["detail"] or ""
+    return "%s #%d -> %s  (from %s, %s)" % (word, row["id"], row["target"], one_line(row["sender_label"]),
+                                            one_line(detail))
+
+
+def story_lines(row, events, now):
+    """One message, whole: who, what, and every move."""
+    lines = ["#%d  %s  %s" % (row["id"], row["uid"], describe_state(row, now)),
+             "from  %s%s" % (one_line(row["sender_label"]), "  %s:%s" % (row["sender_host"], row["sender_session"])
+                             if row["sender_session"] else "  (%s)" % row["sender_kind"]),
+             "to    %s%s" % (row["target_host"] + ":" if row["target_host"] else "", row["target"])]
+    if row["reply_to"]:
+        lines.append("reply to  %s" % row["reply_to"])
+    for event in events:
+        lines.append("  ".join(filter(None, (iso(event["at"]), event["state"], event["window"],
+                                             event["detail"] and one_line(event["detail"])))))
+    return lines + ["", printable(row["body"])]
+
+
+def printable(text):
+    """A body for a terminal: its lines stay lines, control and bidi characters go."""
+    return "\n".join(one_line(line.replace("\t", "    ")) for line in text.replace("\r\n", "\n").split("\n"))
+
+
+def states_markdown():
+    """The README's table of states."""
+    lines = ["| state | what is true | what moves it on | after a crash here |", "|---|---|---|---|"]
+    for state, (true, moves, crash) in STATES.items():
+        moves = "; ".join("%s -> `%s`" % (how, to) for to, how in moves.items()) or "it is kept for XMSG_RETAIN_SECONDS"
+        lines.append("| `%s` | %s | %s | %s |" % (state, true, moves, crash))
+    return lines
+
+
+def settings_markdown():
+    """The README's table of settings."""
+    lines = ["| variable | default | meaning |", "|---|---|---|"]
+    for name, _, default, _, text in SETTINGS:
+        lines.append("| `%s` | %s | %s |" % (name, "`%s`" % default if default != "" else "", text.replace("|", "\\|")))
+    return lines
+
+
+# ---------------------------------------------------------------------------------------------------- main
+
+EPILOG = """\
+The first message: `xmsg list` shows who is there, `xmsg send NAME "text"` sends, and the text shows up in that session by
+itself. Nobody has to poll. `xmsg outbox` says what became of what you sent. `xmsg COMMAND --help` explains a command.
+
+exit status: 0 delivered, held or queued; 1 unexpected; 2 usage; 3 no such target; 4 ambiguous; 5 store; 6 UNKNOWN;
+7 refused, or too late to cancel; 8 another machine"""
+
+
+def main(arguments):
+    """The command line. Returns the exit status; the only place that prints and catches errors."""
+    os.umask(0o077)
+    try:
+        status = _dispatch(arguments)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _dispatch(arguments):
+    name, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
+    if name == "hook":
+        return _hook_command(rest)
+    json_wanted = "--json" in rest
+    try:
+        if name in ("-h", "--help", "help"):
+            print(help_text())
+            return 0
+        if name in ("--version", "version"):
+            print("xmsg %s" % VERSION)
+            return 0
+        if name not in COMMANDS:
+            sys.stderr.write(help_text() + "\n")
+            raise UsageError("there is no command %r" % name if name else "give a command")
+        add_arguments, run, about = COMMANDS[name]
+        parser = _parser(name, about)
+        add_arguments(parser)
+        options = parser.parse_args(rest)
+        return run(options, Settings(os.environ), print)
+    except XmsgError as error:
+        return _report_error(error, json_wanted)
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        if os.environ.get("XMSG_NO_FAILOPEN") == "1":
+            raise
+        return _report_error(XmsgError("unexpected %s: %s (XMSG_NO_FAILOPEN=1 shows where)"
+                                       % (type(error).__name__, error)), json_wanted)
+
+
+def _report_error(error, json_wanted):
+    if json_wanted:
+        report = {"code": error.code, "message": str(error)}
+        if error.candidates is not None:
+            report["candidates"] = error.candidates
+        print_json({"error": report}, print)
+    else:
+        sys.stderr.write("xmsg: %s\n" % error)
+        for candidate in error.candidates or ():
+            sys.stderr.write("  %s\n" % candidate)
+    return error.status
+
+
+def _hook_command(arguments):
+    """`xmsg hook --host H [--event E]`, for those who wire hooks without xmsg-hook.sh."""
+    words = dict(zip(arguments[::2], arguments[1::2]))
+    return hook_main([words.get("--host", words.get("--tool", "")), words.get("--event", "")])
+
+
+def help_text():
+    lines = ["usage: xmsg COMMAND ...", "",
+             "One AI coding agent session sends a message to another: Claude Code, Codex, Antigravity.", ""]
+    lines += ["  %-9s %s" % (name, COMMANDS[name][2]) for name in COMMANDS]
+    return "\n".join(lines + ["  %-9s what xmsg-hook.sh runs: --host H [--event E], the payload on stdin" % "hook", "", EPILOG])
+
+
+def _parser(name, about):
+    import argparse
+
+    class Parser(argparse.ArgumentParser):
+        def error(self, message):
+            raise UsageError("%s; `xmsg %s --help` explains it%s" % (
+                message, name, " (a text that begins with - comes after --, or by stdin)" if name == "send" else ""))
+
+    parser = Parser(prog="xmsg " + name, description=about[0].upper() + about[1:] + ".", allow_abbrev=False,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print JSON, errors too")
+    return parser
+
+
+def print_json(value, out):
+    out(json.dumps(value, ensure_ascii=False, indent=1))
+
+
+def _send_arguments(parser):
+    parser.add_argument("target", metavar="TARGET",
+                        help="a name, a full session id or a unique start of one (4 characters or more); HOST:X within "
+                             "one host; all, project, or HOST: for everybody there but oneself")
+    parser.add_argument("text", metavar="TEXT", nargs="?", help="the message; - or none: from stdin")
+    parser.add_argument("--file", metavar="F", help="the message is this file's text")
+    parser.add_argument("--from", dest="label", metavar="LABEL", default="", help="sign with this label")
+    parser.add_argument("--ttl", type=float, metavar="S", help="expire after this many seconds")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--urgent", action="store_const", dest="priority", const=100, help="before all that waits")
+    which.add_argument("--priority", type=int, metavar="N", help="higher goes first; 0 is usual, --urgent is 100")
+    parser.add_argument("--no-direct", dest="direct", action="store_false", help="queue only")
+    parser.add_argument("--force", action="store_true", help="queue for a session that nothing is known of")
+    parser.add_argument("--notification", action="store_true",
+                        help="a local reminder, as from cron: no session's identity, and it says so")
+    parser.add_argument("--reply-to", metavar="ID", help="the message that this answers; last: the newest that came")
+    parser.add_argument("--key", metavar="KEY", help="while a message with this key waits, no second one is made")
+    parser.add_argument("--replace", action="store_true", help="with --key: withdraw the one that waits first")
+    parser.add_argument("--uid", metavar="UID", help="the message's own 16 hex digits: a resend makes no second one")
+    parser.add_argument("--dry-run", action="store_true", help="say where it would go and why; send nothing")
+
+
+def run_send(options, settings, out):
+    if options.file and options.text not in (None,):
+        raise UsageError("give the text or --file, not both")
+    if options.replace and not options.key:
+        raise UsageError("--replace needs --key: it replaces the message with that key")
+    if options.uid and not (len(options.uid) == 16 and set(options.uid) <= set("0123456789abcdef")):
+        raise UsageError("--uid is 16 lower-case hex digits")
+    if options.ttl is not None and not 1 <= options.ttl <= 365 * 86400:
+        raise UsageError("--ttl is from 1 to 31536000 seconds")
+    if options.priority is not None and abs(options.priority) > 1000000:
+        raise UsageError("--priority is from -1000000 to 1000000")
+    request = {"target": options.target, "label": options.label, "priority": options.priority or 0,
+               "ttl": options.ttl or settings.ttl_seconds, "key": options.key, "uid": options.uid,
+               "replace": options.replace, "reply_to": options.reply_to, "force": options.force,
+               "direct": options.direct, "notification": options.notification}
+    if options.dry_run:
+        return _dry_run(request, settings, options, out)
+    request["body"] = read_body(options, settings)
+    store = Store(settings)
+    record_interpreter(settings)
+    results = send(store, request, os.environ)
+    if options.json:
+        print_json({"messages": [message_record(store, row) for row, _ in results]}, out)
+    else:
+        for row, note in results:
+            out(receipt(row, note))
+    if results[0][0]["sender_kind"] == "unknown":
+        sys.stderr.write("xmsg: no session's identity was found, so the message is shown as from an unknown source; "
+                         "set XMSG_FROM_TOOL and XMSG_FROM_SESSION\n")
+    return group_status(row for row, _ in results)
+
+
+def group_status(rows):
+    """The exit status for what became of several messages: the first of 6, 7 that occurs, else 0."""
+    states = {shown_state(row) for row in rows}
+    return UNKNOWN_STATUS if "UNKNOWN" in states else REFUSED_STATUS if "refused" in states else 0
+
+
+def read_body(options, settings):
+    """The text from the argument, the file or stdin. One final newline of a file or pipe is not part of it."""
+    if options.text not in (None, "-"):
+        return options.text
+    if options.text is None and not options.file and sys.stdin.isatty():
+        raise UsageError("the message is missing: `xmsg send TARGET \"text\"`, or pipe it in")
+    most = 4 * settings.max_body_chars + 4
+    try:
+        if options.file:
+            with open(options.file, "rb") as file:
+                content = file.read(most)
+        else:
+            content = sys.stdin.buffer.read(most)
+    except OSError as error:
+        raise UsageError("cannot read the message from %s: %s" % (options.file or "stdin", error.strerror))
+    text = content.decode("utf-8", "replace")
+    return text[:-1] if text.endswith("\n") else text
+
+
+def _dry_run(request, settings, options, out):
+    store = Store(settings, write=False)
+    sender = sender_identity(store, os.environ, request["label"], request["notification"])
+    now, plans = now_ms(), []
+    for peer in resolve(store, request["target"], sender, request["force"]):
+        windows, reason = route({"host": peer["host"], "direct": request["direct"]})
+        live = bool(peer["pid"] or peer["hook_seen"]) and is_live(store, peer, now)
+        plans.append({"session": peer["session"], "host": peer["host"], "name": display_name(peer), "live": live,
+                      "windows": windows + ["hook"], "reason": reason, "from": sender["label"]})
+    if options.json:
+        print_json({"plan": plans}, out)
+    else:
+        for plan in plans:
+            out("would queue -> %s  (from %s; direct: %s; %s)" % (
+                plan["session"], plan["from"], plan["reason"],
+                "its next hook shows it" if plan["live"] else "the session is not open now: it waits until it is"))
+    return 0
+
+
+def _list_arguments(parser):
+    parser.add_argument("--all", action="store_true", help="ended sessions too")
+    parser.add_argument("--project", nargs="?", const=".", metavar="DIR", help="only this folder's project")
+
+
+def run_list(options, settings, out):
+    store = Store(settings, write=False)
+    project = project_root(options.project) if options.project else None
+    records = session_records(store, options.all, project)
+    if options.json:
+        print_json({"sessions": records}, out)
+    else:
+        for line in session_lines(records, now_ms()):
+            out(line)
+    return 0
+
+
+def _queue_arguments(parser):
+    parser.add_argument("--name", metavar="SPEC", help="only what waits for this session")
+    parser.add_argument("--limit", type=int, default=50, metavar="N")
+
+
+def run_queue(options, settings, out):
+    store = Store(settings, write=False)
+    target = resolve(store, options.name, {"self": ""})[0]["session"] if options.name else None
+    rows = store.queued(target, options.limit)
+    if options.json:
+        print_json({"messages": [message_record(store, row) for row in rows]}, out)
+    elif not rows:
+        out("nothing waits")
+    else:
+        now = now_ms()
+        for line in table(["ID", "TO", "FROM", "WAITS", "PRIO", "TEXT"], [
+                [row["id"], row["target"], row["sender_label"], age(now - row["created_at"]), row["priority"],
+                 row["body"][:200]] for row in rows], [5, 2]):
+            out(line)
+    return 0
+
+
+def _outbox_arguments(parser):
+    parser.add_argument("--all", action="store_true", help="also what has ended")
+    parser.add_argument("--to", metavar="SPEC", help="only to this session")
+    parser.add_argument("--limit", type=int, default=20, metavar="N", help="the newest N")
+
+
+def run_outbox(options, settings, out):
+    store = Store(settings, write=False)
+    sender = sender_identity(store, os.environ)
+    target = resolve(store, options.to, {"self": ""}, force=True)[0]["session"] if options.to else None
+    rows = own_messages(store, sender, target, options.all, options.limit)
+    if options.json:
+        print_json({"messages": [message_record(store, row) for row in rows]}, out)
+    elif not rows:
+        out("nothing was sent from here yet" if options.all else "nothing waits and nothing is in doubt; "
+            "`xmsg outbox --all` shows what has arrived")
+    else:
+        for line in message_lines(rows, now_ms()):
+            out(line)
+    return 0
+
+
+def _inbox_arguments(parser):
+    parser.add_argument("which", nargs="?", metavar="SESSION|ID", help="another session, or one message, whole")
+    parser.add_argument("--take", action="store_true",
+                        help="take what waits for this session now, for a host without hooks")
+    parser.add_argument("--limit", type=int, default=20, metavar="N", help="the newest N")
+
+
+def run_inbox(options, settings, out):
+    store = Store(settings, write=options.take)
+    which = options.which or ""
+    if which and not options.take:
+        row = (store.by_id(int(which)) if which.isdecimal() and len(which) < 16 else None) or store.by_uid(which)
+        if row:
+            if options.json:
+                print_json({"messages": [message_record(store, row)]}, out)
+            else:
+                out(source_line(store, row) + "\n" + printable(row["body"]))
+            return 0
+    session = own_session(store, which)
+    if options.take:
+        return _take(store, session, options, out)
+    rows = store.messages(target=session, states=[state for state in STORED if state in ("delivered",) + IN_FLIGHT],
+                          limit=options.limit, newest=True)
+    if options.json:
+        print_json({"messages": [message_record(store, row) for row in rows]}, out)
+    else:
+        for row in rows:
+            out("#%d  %s ago\n%s\n%s\n" % (row["id"], age(now_ms() - row["state_at"]), source_line(store, row),
+                                           printable(row["body"])))
+        waiting = store.queued_counts().get(session, 0)
+        out("%d shown, %d waiting%s" % (len(rows), waiting, "; `xmsg inbox --take` takes them now" if waiting else ""))
+    return 0
+
+
+def _take(store, session, options, out):
+    rows = store.claim(session, now_ms(), options.limit, len, "inbox", myself())
+
+    def write():
+        if options.json:
+            print_json({"messages": [message_record(store, row) for row in rows]}, out)
+        else:
+            out("\n\n".join("%s\n%s" % (source_line(store, row), printable(row["body"])) for row in rows)
+                or "nothing waits")
+        sys.stdout.flush()
+    show(store, rows, "inbox", write)
+    store.lower_hint(session)
+    return 0
+
+
+def own_session(store, which=""):
+    """The session that a command is about: the one named, or the one that runs it (also `.`)."""
+    if which and which != ".":
+        return resolve(store, which, {"self": ""})[0]["session"]
+    session = sender_identity(store, os.environ)["self"]
+    if not session:
+        raise UsageError("this is not a session of Claude Code, Codex or agy; name one, as `xmsg list` shows it")
+    return session
+
+
+def _message_argument(parser):
+    parser.add_argument("id", metavar="ID", help="the message's number or uid")
+
+
+def run_show(options, settings, out):
+    store = Store(settings, write=False)
+    row = find_message(store, options.id)
+    events = store.events(row["id"])
+    if options.json:
+        print_json(dict(message_record(store, row), events=[dict(event, at=iso(event["at"])) for event in events]), out)
+    else:
+        for line in story_lines(row, events, now_ms()):
+            out(line)
+    return 0
+
+
+def run_cancel(options, settings, out):
+    store = Store(settings)
+    row = cancel(store, find_message(store, options.id), sender_identity(store, os.environ))
+    if options.json:
+        print_json({"messages": [message_record(store, row)]}, out)
+    else:
+        out("cancelled #%d" % row["id"])
+    return 0
+
+
+def _resolve_arguments(parser):
+    _message_argument(parser)
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--delivered", dest="resolution", action="store_const", const="delivered", help="it did arrive")
+    which.add_argument("--requeue", dest="resolution", action="store_const", const="requeue",
+                       help="it did not arrive: send it once more")
+    which.add_argument("--drop", dest="resolution", action="store_const", const="drop", help="forget about it")
+
+
+def run_resolve(options, settings, out):
+    store = Store(settings)
+    row = settle(store, find_message(store, options.id), options.resolution)
+    if options.json:
+        print_json({"messages": [message_record(store, row)]}, out)
+    else:
+        out("#%d is now %s" % (row["id"], row["state"]))
+    return 0
+
+
+def _name_arguments(parser):
+    parser.add_argument("session", metavar="SESSION", help="as for send; . is this session itself")
+    parser.add_argument("label", metavar="LABEL", help="the name; \"\" takes it away")
+
+
+def run_name(options, settings, out):
+    store = Store(settings)
+    session = own_session(store, options.session)
+    label = options.label.strip()
+    peer = store.peer(session)
+    if not peer:
+        raise NoSuchTarget("%s is not registered yet; it is after its first hook" % session)
+    if label:
+        _check_name(store, label, session)
+    store.set_name(session, label)
+    if options.json:
+        print_json({"sessions": [session_record(store, store.peer(session), store.queued_counts(), now_ms())]}, out)
+    else:
+        out("%s is now called %s: `xmsg send %s ...`" % (session, label, label) if label
+            else "%s has no given name any more" % session)
+    return 0
+
+
+def _check_name(store, label, session):
+    if not is_label(label) or any(char.isspace() or char == ":" for char in label):
+        raise UsageError("a name is one word of up to %d characters without brackets, colons or a leading dash"
+                         % LONGEST_NAME)
+    if name_key(label) in RESERVED_NAMES:
+        raise UsageError("%s is a word of xmsg's own; take another name" % label)
+    now = now_ms()
+    for other in store.peers_named(label):
+        if other["session"] != session and is_live(store, other, now):
+            raise UsageError("%s is already the name of %s; take another, or clear that one first"
+                             % (label, describe_peer(store, other, now)))
+    if is_session_id(label) and len(label) >= SHORTEST_PREFIX and any(
+            other["session"] != session for other in store.peers_beginning(label)):
+        raise UsageError("%s is how another session's id begins; take another name" % label)
+
+
+def _find_arguments(parser):
+    parser.add_argument("query", nargs="?", metavar="QUERY", help="part of a name, id, folder or host")
+    parser.add_argument("--ids-only", action="store_true", help="print nothing but full ids")
+    parser.add_argument("--exact", action="store_true", help="the one session that QUERY means to `xmsg send`; its id")
+
+
+def run_find(options, settings, out):
+    store = Store(settings, write=False)
+    if options.exact:
+        peer = resolve(store, options.query or "", {"self": ""})[0]
+        records = [session_record(store, peer, store.queued_counts(), now_ms())]
+    else:
+        records = session_records(store, everything=True, query=options.query)
+    if options.json:
+        print_json({"sessions": records}, out)
+    elif options.exact or options.ids_only:
+        for record in records:
+            out(record["session"])
+    elif records:
+        for line in session_lines(records, now_ms()):
+            out(line)
+    if not records:
+        raise NoSuchTarget("nothing matches %r; `xmsg list --all` shows every session that is known" % options.query)
+    return 0
+
+
+def _settings_arguments(parser):
+    parser.add_argument("--markdown", action="store_true", help="the README's table")
+
+
+def run_settings(options, settings, out):
+    if options.markdown:
+        lines = settings_markdown()
+    elif options.json:
+        return print_json({name: os.environ.get(name) or default for name, _, default, _, _ in SETTINGS}, out) or 0
+    else:
+        lines = table(["VARIABLE", "VALUE", "MEANING"], [
+            [name, os.environ.get(name) or default, text] for name, _, default, _, text in SETTINGS], [2])
+    for line in lines:
+        out(line)
+    return 0
+
+
+def run_demo(options, settings, out):
+    """Two pretend sessions in a store of their own, through the real hook and the real command line."""
+    import shutil
+    import subprocess
+    import tempfile
+    here = os.path.dirname(os.path.abspath(__file__))
+    folder = tempfile.mkdtemp(prefix="xmsg-demo-")
+    clean = {key: value for key, value in os.environ.items()
+             if not key.startswith(("XMSG_", "CLAUDE", "CODEX_", "ANTIGRAVITY_"))}
+    clean["XMSG_DB"] = os.path.join(folder, "messages.sqlite3")
+    ada, bob = "7c1f0a52-demo", "01a04cd2-demo"
+
+    def run(command, environ=(), payload=None):
+        done = subprocess.run(command, env=dict(clean, **dict(environ)), cwd=folder, stdout=subprocess.PIPE,
+                              input=json.dumps(payload, separators=(",", ":")).encode() if payload else b"")
+        if done.returncode:
+            raise XmsgError("the demo's %s left with %d" % (" ".join(command), done.returncode))
+        return done.stdout.decode().rstrip()
+
+    def hook(host, session, event):
+        return run([os.path.join(here, "xmsg-hook.sh"), host], payload={
+            "session_id": session, "cwd": folder, "hook_event_name": event, "permission_mode": "default"})
+
+    def xmsg(*arguments, **environ):
+        return run([os.path.join(here, "bin", "xmsg"), *arguments], environ)
+    try:
+        hook("claude", ada, "SessionStart")
+        hook("codex", bob, "SessionStart")
+        xmsg("name", ada, "ada")
+        xmsg("name", bob, "bob")
+        out("Two sessions have registered through their hooks:\n\n%s\n" % xmsg("list"))
+        sent = xmsg("send", "bob", "the API is ready", XMSG_FROM_TOOL="claude", XMSG_FROM_SESSION=ada)
+        out("ada runs `xmsg send bob \"the API is ready\"`:\n\n%s\n" % sent)
+        out("bob's next tool call runs the hook, whose answer puts this before bob's model:\n\n%s\n"
+            % hook("codex", bob, "PreToolUse"))
+        out("The whole story, `xmsg show 1`:\n\n%s\n" % xmsg("show", "1"))
+        out("The hook after that has nothing to say: %r" % hook("codex", bob, "PreToolUse"))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+def _no_arguments(parser):
+    pass
+
+
+# command -> (its arguments, what runs it, its line of help)
+COMMANDS = {
+    "send": (_send_arguments, run_send, "send a message to a session, or to everybody in a group"),
+    "list": (_list_arguments, run_list, "the sessions that can be reached"),
+    "outbox": (_outbox_arguments, run_outbox, "what became of what this session sent"),
+    "inbox": (_inbox_arguments, run_inbox, "what came to this session, again; or one message, whole"),
+    "show": (_message_argument, run_show, "the whole story of one message"),
+    "queue": (_queue_arguments, run_queue, "what waits, in the order in which it goes"),
+    "cancel": (_message_argument, run_cancel, "withdraw a message that nobody has seen"),
+    "resolve": (_resolve_arguments, run_resolve, "settle a message whose fate is UNKNOWN"),
+    "name": (_name_arguments, run_name, "give a session a name to be reached by"),
+    "find": (_find_arguments, run_find, "search the sessions, ended ones too"),
+    "settings": (_settings_arguments, run_settings, "the environment variables, their values and meaning"),
+    "demo": (_no_arguments, run_demo, "the whole way of a message, with two pretend sessions"),
+}

@@ -1,0 +1,196 @@
+"""Processes: who runs, since when, below whom, and which of them are hosts.
+
+The only file that knows /proc (Linux) and ps (everywhere else). A process is named by its pid *and* its start, because
+a pid alone comes back as somebody else. XMSG_PROC_ROOT replaces /proc in tests.
+"""
+import os
+
+HOST_KINDS = ("claude", "codex", "agy")
+INTERPRETERS = ("node", "nodejs", "bun", "python")
+# Codex options that take the next word; the first word after all options tells what the process is.
+CODEX_VALUE_OPTIONS = {"-c", "--config", "-m", "--model", "-p", "--profile", "-C", "--cd", "-s", "--sandbox", "-a",
+                       "--ask-for-approval", "-i", "--image", "--add-dir", "--enable", "--disable", "--remote"}
+CODEX_ROLES = {"exec": "exec", "e": "exec", "review": "exec", "app-server": "server"}
+CODEX_COMMANDS = {"queue", "login", "logout", "mcp", "mcp-server", "sandbox", "debug", "apply", "completion", "cloud",
+                  "features", "help", "archive", "unarchive", "delete", "plugin", "update", "doctor"}
+FURTHEST_ANCESTOR = 64
+
+
+class Host:
+    """A host process. kind: claude, codex, agy. role: tui, exec, server (a Codex app-server), other.
+
+    A plain class: every hook and every send loads this module, and making a namedtuple costs more than all the rest.
+    """
+    __slots__ = ("kind", "role", "pid", "start")
+
+    def __init__(self, kind, role, pid, start):
+        self.kind, self.role, self.pid, self.start = kind, role, pid, start
+
+    def __repr__(self):
+        return "Host(%r, %r, %r, %r)" % (self.kind, self.role, self.pid, self.start)
+
+
+def start_time(pid):
+    """The start of a process as text, None if it is gone or a zombie.
+
+    Linux: field 22 of /proc/<pid>/stat in clock ticks since boot, the text that Claude Code calls procStart.
+    """
+    fields = _stat(pid)
+    if fields is not None:
+        return None if fields[0] in ("Z", "X") else fields[19]
+    if _has_proc():
+        return None
+    state, _, start = _ps("stat=,lstart=", pid).partition(" ")
+    return None if state.startswith("Z") else start.strip() or None
+
+
+def alive(pid, start):
+    """Whether exactly this process still runs. An unknown pid or start is never alive."""
+    return bool(pid) and bool(start) and start_time(pid) == str(start)
+
+
+def parent(pid):
+    """The pid of the parent, None at the top or if the process is gone."""
+    fields = _stat(pid)
+    if fields is not None:
+        found = int(fields[1])
+    elif _has_proc():
+        return None
+    else:
+        text = _ps("ppid=", pid)
+        found = int(text) if text.isdigit() else 0
+    return found or None
+
+
+def ancestors(pid=None):
+    """The pids above a process (this one by default), nearest first."""
+    line, current = [], parent(pid or os.getpid())
+    while current and current not in line and len(line) < FURTHEST_ANCESTOR:
+        line.append(current)
+        current = parent(current)
+    return line
+
+
+def arguments(pid):
+    """The argument list of a process, [] if it cannot be read."""
+    if _has_proc():
+        return [os.fsdecode(word) for word in _read(pid, "cmdline").split(b"\0")[:-1]]
+    return _ps("args=", pid).split()
+
+
+def executable(pid):
+    """The path of the running program, "" if it cannot be read."""
+    if _has_proc():
+        try:
+            path = os.readlink("%s/%d/exe" % (_proc(), pid))
+        except OSError:
+            return ""
+        # Linux marks a program that an upgrade has replaced under the running process.
+        return path[:-len(" (deleted)")] if path.endswith(" (deleted)") else path
+    return _ps("comm=", pid)
+
+
+def owner(pid):
+    """The uid that a process runs as, None if it is gone."""
+    if _has_proc():
+        try:
+            return os.stat("%s/%d" % (_proc(), pid)).st_uid
+        except OSError:
+            return None
+    text = _ps("uid=", pid)
+    return int(text) if text.isdigit() else None
+
+
+def processes():
+    """The pids of all processes that can be seen."""
+    if _has_proc():
+        return [int(name) for name in os.listdir(_proc()) if name.isdigit()]
+    return [int(word) for word in _ps("pid=").split() if word.isdigit()]
+
+
+def identify(pid):
+    """The Host that this process is, None if it is none.
+
+    npm's `codex` is a Node script whose native child is the host, so only the native program counts there; Claude Code
+    and agy count under an interpreter too.
+    """
+    words, path = arguments(pid), executable(pid)
+    name = _program_name(path) or (words and _program_name(words[0])) or ""
+    if name.rstrip("0123456789.") in INTERPRETERS and len(words) > 1:
+        script = words[1]
+        if "claude-code" in script or _program_name(script) == "claude":
+            name = "claude"
+        elif _program_name(script) == "agy":
+            name = "agy"
+    if name not in HOST_KINDS:
+        return None
+    start = start_time(pid)
+    return Host(name, _role(name, words), pid, start) if start else None
+
+
+def nearest_host(pid=None):
+    """The nearest Host above a process (this one by default), None if there is none."""
+    for ancestor in ancestors(pid):
+        host = identify(ancestor)
+        if host:
+            return host
+    return None
+
+
+def _role(kind, words):
+    if kind == "codex":
+        if words and os.path.basename(words[0]) == "codex-linux-sandbox":
+            return "other"
+        command = _first_word(words[1:])
+        return CODEX_ROLES.get(command) or ("other" if command in CODEX_COMMANDS else "tui")
+    return "exec" if {"-p", "--print"} & set(words[1:]) else "tui"
+
+
+def _first_word(words):
+    skip = False
+    for word in words:
+        if skip:
+            skip = False
+        elif word in CODEX_VALUE_OPTIONS:
+            skip = True
+        elif not word.startswith("-"):
+            return word
+    return None
+
+
+def _program_name(path):
+    name = os.path.basename(path)
+    return name[:-4] if name.endswith(".exe") else name
+
+
+def _proc():
+    return os.environ.get("XMSG_PROC_ROOT") or "/proc"
+
+
+def _has_proc():
+    return os.path.isdir(_proc() + "/self") or "XMSG_PROC_ROOT" in os.environ
+
+
+def _read(pid, name):
+    try:
+        with open("%s/%d/%s" % (_proc(), pid, name), "rb") as file:
+            return file.read(1 << 20)
+    except OSError:
+        return b""
+
+
+def _stat(pid):
+    """The fields of stat from the state on. A command name may hold spaces and parentheses: split after its last."""
+    fields = _read(pid, "stat").rpartition(b")")[2].decode("ascii", "replace").split()
+    return fields if len(fields) > 19 else None
+
+
+def _ps(columns, pid=None):
+    import subprocess
+    which = ["-A"] if pid is None else ["-p", str(pid)]
+    try:
+        done = subprocess.run(["ps", *which, "-o", columns], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.DEVNULL, timeout=5, env=dict(os.environ, LC_ALL="C"))
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.decode("utf-8", "replace").strip()

@@ -1,0 +1,721 @@
+"""The queue and the registry: one SQLite file, and the hints beside it. All SQL of xmsg stands here.
+
+Invariant: while the write lock is free, a queued row implies its mail hint. One function makes every move of a message.
+"""
+import json
+import os
+import sqlite3
+import sys
+import time
+
+from contract import (ENDED, IN_FLIGHT, LOG_BYTES, OPEN, SCHEMA, SENDER_KINDS, SHORTEST_LABEL_ID, STATES,
+                      STORED, SWEEP_ROWS, StoreBusy, StoreCorrupt, StoreError, StoreFull, StoreReadOnly,
+                      StoreRefused, StoreTooNew, VACUUM_IN_PASSING, name_key, now_ms)
+
+
+def _quoted(words):
+    return ", ".join("'%s'" % word for word in words)
+
+
+# SQLite uses a partial index only where a query repeats the index's own condition to the letter.
+IS_OPEN = "state in (%s)" % _quoted(OPEN)
+IS_ENDED = "state in (%s)" % _quoted(ENDED)
+TABLES = """
+create table messages (
+  id integer primary key autoincrement,
+  uid text not null unique,
+  created_at integer not null,
+  expires_at integer not null,
+  state text not null check (state in (%s)),
+  state_at integer not null,
+  window text,
+  detail text,
+  holder_pid integer,
+  holder_start text,
+  sender_kind text not null check (sender_kind in (%s)),
+  sender_label text not null,
+  sender_host text not null,
+  sender_session text not null,
+  target text not null,
+  target_host text not null,
+  body text not null,
+  priority integer not null,
+  request_key text,
+  reply_to text,
+  confirmed_at integer,
+  evidence text
+);
+create index messages_queued on messages (target, priority desc, id) where state = 'queued';
+create index messages_open on messages (target, id) where %s;
+create index messages_expiring on messages (expires_at) where state = 'queued';
+create index messages_ended on messages (state_at) where %s;
+create index messages_target on messages (target, id);
+create index messages_sender on messages (sender_session, id);
+create index messages_label on messages (sender_label) where sender_session != '';
+create index messages_key on messages (request_key, target) where request_key is not null;
+create table events (
+  message integer not null,
+  at integer not null,
+  state text not null,
+  window text,
+  detail text
+);
+create index events_message on events (message);
+create table peers (
+  session text primary key,
+  host text not null,
+  name text not null default '',
+  name_key text not null default '',
+  title text not null default '',
+  title_key text not null default '',
+  cwd text not null default '',
+  project text not null default '',
+  model text not null default '',
+  permission_mode text not null default '',
+  transcript text not null default '',
+  pid integer,
+  pid_start text,
+  successor text,
+  first_seen integer not null,
+  last_seen integer not null,
+  hook_seen integer
+) without rowid;
+create index peers_name on peers (name_key) where name_key != '';
+create index peers_title on peers (title_key) where title_key != '';
+create index peers_pid on peers (pid) where pid is not null;
+create index peers_seen on peers (last_seen);
+create table meta (key text primary key, value text not null) without rowid;
+""" % (_quoted(STORED), _quoted(SENDER_KINDS), IS_OPEN, IS_ENDED)
+
+
+class Store:
+    """The queue and the registry: one SQLite file and its hints. All SQL of xmsg is in this class.
+
+    write=False opens a store that exists for reading only, and an empty one in memory where none exists.
+    Errors: StoreRefused, StoreTooNew, StoreBusy, StoreCorrupt, StoreFull, StoreReadOnly.
+    """
+
+    def __init__(self, settings, write=True, busy_seconds=2.0):
+        self.settings, self.path, self.hints = settings, settings.db, settings.db + ".hints"
+        if write:
+            self._prepare_files()
+            self._connect(self.path, busy_seconds)
+            self._migrate()
+        elif os.path.exists(self.path):
+            self._check_file(self.path)
+            self._connect_read_only(busy_seconds)
+        else:
+            self._connect(":memory:", busy_seconds)
+            self._migrate()
+
+    def close(self):
+        self._db.close()
+
+    # ---- files
+
+    def _prepare_files(self):
+        folder = os.path.dirname(self.path)
+        try:
+            os.makedirs(folder, 0o700, exist_ok=True)
+            self._check_folder(folder)
+            try:
+                # Created by us before SQLite opens it, so that -wal and -shm inherit 0600 whatever the umask is.
+                os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_RDWR, 0o600))
+            except FileExistsError:
+                for suffix in ("", "-wal", "-shm", "-journal"):
+                    self._check_file(self.path + suffix)
+            for name in ("", "/mail", "/peer", "/live", "/wake"):
+                try:
+                    os.mkdir(self.hints + name, 0o700)
+                except FileExistsError:
+                    pass
+            self._check_folder(self.hints, tighten=True)
+        except StoreError:
+            raise
+        except OSError as error:
+            raise (StoreFull if error.errno in (28, 122) else StoreReadOnly)(
+                "cannot prepare the store at %s: %s; make it writable or set XMSG_DB" % (self.path, error.strerror))
+
+    def _check_folder(self, folder, tighten=False):
+        status = os.stat(folder) if not tighten else os.lstat(folder)
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022 or status.st_mode & 0o170000 != 0o040000:
+            raise StoreRefused("%s is not a folder that only you can write; `chmod go-w` it, or set XMSG_DB to a place "
+                               "of your own" % folder)
+        if status.st_mode & 0o077 and (tighten or os.path.basename(folder) == "agent-msg"):
+            os.chmod(folder, 0o700)
+
+    def _check_file(self, path):
+        try:
+            status = os.lstat(path)
+        except FileNotFoundError:
+            return
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022 or status.st_mode & 0o170000 != 0o100000:
+            raise StoreRefused("%s is not a plain file that only you can write; look at it, then move it away" % path)
+        if status.st_mode & 0o077:
+            os.chmod(path, 0o600)
+
+    def _connect(self, path, busy_seconds):
+        self._db = sqlite3.connect(path, timeout=busy_seconds, isolation_level=None)
+        self._db.row_factory = sqlite3.Row
+        self._execute("pragma synchronous = full")
+
+    def _connect_read_only(self, busy_seconds):
+        """immutable is right only where nobody writes and there is no -wal: a sandbox that denies every write."""
+        from urllib.parse import quote
+        for option in ("mode=ro", "mode=ro&immutable=1"):
+            self._db = sqlite3.connect("file:%s?%s" % (quote(self.path), option), uri=True, timeout=busy_seconds,
+                                       isolation_level=None)
+            self._db.row_factory = sqlite3.Row
+            try:
+                version = self._one("pragma user_version")[0]
+                break
+            except StoreReadOnly:
+                if "immutable" in option or os.path.exists(self.path + "-wal"):
+                    raise
+        self._check_version(version)
+        if version == 0:
+            self._connect(":memory:", busy_seconds)
+            self._migrate()
+
+    def _check_version(self, version):
+        if version > SCHEMA:
+            raise StoreTooNew("%s was written by a newer xmsg (schema %d, this one knows %d); update xmsg"
+                              % (self.path, version, SCHEMA))
+
+    def _migrate(self):
+        version = self._one("pragma user_version")[0]
+        self._check_version(version)
+        if version == SCHEMA:
+            return
+        if self._one("select 1 from sqlite_master where name = 'messages'"):
+            raise StoreRefused("%s belongs to the earlier xmsg; move it away, or set XMSG_DB to another file"
+                               % self.path)
+        self._to_wal()
+        with self.transaction():
+            if self._one("pragma user_version")[0] == 0:
+                for statement in TABLES.split(";\n"):
+                    if statement.strip():
+                        self._execute(statement)
+                self._execute("pragma user_version = %d" % SCHEMA)
+
+    def _to_wal(self):
+        """SQLite does not wait for other connections when it changes the journal mode, so two first runs collide."""
+        deadline = time.monotonic() + 2
+        while True:
+            try:
+                return self._execute("pragma journal_mode = wal")
+            except StoreBusy:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
+
+    # ---- statements
+
+    def transaction(self):
+        """`with store.transaction():` holds the write lock; the end commits, an exception rolls back."""
+        return Transaction(self)
+
+    def _execute(self, sql, values=()):
+        try:
+            return self._db.execute(sql, values)
+        except sqlite3.Error as error:
+            raise self._typed(error) from error
+
+    def _one(self, sql, values=()):
+        try:
+            return self._db.execute(sql, values).fetchone()
+        except sqlite3.Error as error:
+            raise self._typed(error) from error
+
+    def _all(self, sql, values=()):
+        try:
+            return self._db.execute(sql, values).fetchall()
+        except sqlite3.Error as error:
+            raise self._typed(error) from error
+
+    def _typed(self, error):
+        text = str(error)
+        for signs, kind, advice in (
+                (("locked", "busy"), StoreBusy, "another process holds it; try again"),
+                (("full",), StoreFull, "free some space and try again"),
+                (("readonly", "read-only", "unable to open", "permission"), StoreReadOnly,
+                 "make the file and its folder writable, or set XMSG_DB"),
+                (("malformed", "not a database", "corrupt", "encrypted"), StoreCorrupt,
+                 "it is left untouched; move it away to begin a new one"),
+                (("no such table", "no such column"), StoreCorrupt, "it does not hold what xmsg wrote; move it away"),
+                (("disk i/o",), StoreError, "look at the disk")):
+            if any(sign in text.lower() for sign in signs):
+                return kind("the store %s: %s; %s" % (self.path, text, advice))
+        return StoreError("the store %s: %s" % (self.path, text))
+
+    # ---- hints. Invariant: while the write lock is free, a queued row implies mail/<target>.
+
+    def raise_hint(self, session):
+        """Says on disk that the session may have mail, and wakes a Claude session, which watches this very file.
+
+        Call it inside the transaction that makes a row queued: no hint, no commit. Also for a hint that exists, since
+        its time is what the watcher sees.
+        """
+        folder = os.path.join(self.hints, "mail")
+        try:
+            descriptor = os.open(os.path.join(folder, session),
+                                 os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                os.utime(descriptor)
+            finally:
+                os.close(descriptor)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise (StoreFull if error.errno in (28, 122) else StoreReadOnly)(
+                "cannot raise the mail hint of %s below %s: %s" % (session, self.hints, error.strerror))
+
+    def lower_hint(self, session):
+        """Removes the mail hint if nothing waits. The lock is held from the look to the unlink, and nothing is written,
+        so neither a crash nor a sender in between can leave a queued row without its hint."""
+        path = os.path.join(self.hints, "mail", session)
+        if not os.path.exists(path):
+            return
+        self._execute("begin immediate")
+        try:
+            if not self._waiting(session):
+                os.unlink(path)
+        except FileNotFoundError:
+            pass
+        finally:
+            self._execute("rollback")
+
+    def touch_hint(self, session):
+        """Makes the watcher of a session look once more, if mail waits."""
+        if self._waiting(session):
+            with self.transaction():
+                if self._waiting(session):
+                    self.raise_hint(session)
+
+    def waiting(self, session):
+        """Whether mail waits, decided under the write lock: the hint is raised before its row is committed."""
+        with self.transaction():
+            return self._waiting(session)
+
+    def _waiting(self, session):
+        """A reserved row counts: if its sender dies, it is queued again."""
+        return self._one("select 1 from messages where target = :session and state = 'queued' union all "
+                         "select 1 from messages where target = :session and state = 'reserved' and " + IS_OPEN +
+                         " limit 1", {"session": session}) is not None
+
+    # ---- messages
+
+    def add(self, message, now, replace=False):
+        """Makes a message queued, or finds the one that it repeats, by uid or by key. Returns its row.
+
+        Call it in a transaction. message: a dict of the columns that the sender decides. replace: the one with the same
+        key is withdrawn, if nobody has seen it yet.
+        """
+        known = self.by_uid(message["uid"]) or (message["request_key"] and self._same_request(message))
+        if known and replace and known["state"] == "queued" and known["uid"] != message["uid"]:
+            self.move(known, "cancelled", now, detail="replaced by a newer one")
+        elif known:
+            return known
+        message = dict(message, target=self.successor(message["target"]), state="queued", now=now)
+        cursor = self._execute(
+            "insert into messages (uid, created_at, expires_at, state, state_at, sender_kind, sender_label, "
+            "sender_host, sender_session, target, target_host, body, priority, request_key, reply_to) values (:uid, "
+            ":now, :expires_at, :state, :now, :sender_kind, :sender_label, :sender_host, :sender_session, :target, "
+            ":target_host, :body, :priority, :request_key, :reply_to)", message)
+        self._record(cursor.lastrowid, now, "queued")
+        self.raise_hint(message["target"])
+        return self.by_id(cursor.lastrowid)
+
+    def _same_request(self, message):
+        """The message with this sender, target and key that has not ended yet."""
+        return self._row("select * from messages where request_key = :request_key and target = :target and "
+                         "sender_session = :sender_session and sender_label = :sender_label and not " + IS_ENDED +
+                         " order by id desc limit 1",
+                         dict(message, target=self.successor(message["target"])))
+
+    def move(self, row, state, now, window=None, detail=None, holder=(None, None), evidence=None):
+        """Moves a row from the state that it was read in to another; the only function that does.
+
+        True if this process made the move. False if somebody else won, which is not an error.
+        """
+        if state not in STATES[row["state"]][1]:
+            raise ValueError("no move from %s to %s" % (row["state"], state))
+        target = self.successor(row["target"]) if state == "queued" else row["target"]
+        cursor = self._execute(
+            "update messages set state = :state, state_at = :now, window = coalesce(:window, window), "
+            "detail = :detail, holder_pid = :pid, holder_start = :start, target = :target, "
+            "evidence = coalesce(:evidence, evidence), "
+            "confirmed_at = case when :evidence is null then confirmed_at else :now end "
+            "where id = :id and state = :old",
+            {"state": state, "now": now, "window": window, "detail": detail, "pid": holder[0], "start": holder[1],
+             "target": target, "evidence": evidence, "id": row["id"], "old": row["state"]})
+        if cursor.rowcount != 1:
+            return False
+        self._record(row["id"], now, state, window, detail)
+        if state == "queued":
+            self.raise_hint(target)
+        row.update(state=state, state_at=now, window=window or row["window"], detail=detail, holder_pid=holder[0],
+                   holder_start=holder[1], target=target)
+        return True
+
+    def extend(self, row, now):
+        """Gives a row that is queued again as much time as it had at first."""
+        self._execute("update messages set expires_at = ? + expires_at - created_at where id = ?", (now, row["id"]))
+
+    def _record(self, message, now, state, window=None, detail=None):
+        self._execute("insert into events (message, at, state, window, detail) values (?, ?, ?, ?, ?)",
+                      (message, now, state, window, detail))
+
+    def _row(self, sql, values):
+        row = self._one(sql, values)
+        return dict(row) if row else None
+
+    def by_id(self, number):
+        """The row of a message, as a dict; None if there is none."""
+        return self._row("select * from messages where id = ?", (number,))
+
+    def by_uid(self, uid):
+        return self._row("select * from messages where uid = ?", (uid,))
+
+    def events(self, number):
+        """The moves of a message, oldest first: at, state, window, detail."""
+        return [dict(row) for row in self._all("select at, state, window, detail from events where message = ? "
+                                               "order by rowid", (number,))]
+
+    def claim(self, session, now, limit, choose, window, holder):
+        """Takes up to limit waiting messages of a session for one injection, in order, and returns their rows.
+
+        One transaction. choose(rows) -> how many of these rows, from the first on, go into the injection. Rows whose
+        time ran out expire here; reserved rows of dead senders are queued again first.
+        """
+        if not self._waiting(session):
+            return []
+        self.requeue_reserved(now, session)
+        with self.transaction():
+            rows = [dict(row) for row in self._all(
+                "select * from messages where target = ? and state = 'queued' order by priority desc, id limit ?",
+                (session, 2 * limit))]
+            for row in [row for row in rows if row["expires_at"] <= now]:
+                self.move(row, "expired", now, detail="its time ran out")
+            fresh = [row for row in rows if row["state"] == "queued"][:limit]
+            taken = fresh[:choose(fresh)] if fresh else []
+            for row in taken:
+                self.move(row, "hook-inflight", now, window=window, holder=holder)
+            return taken
+
+    def requeue_reserved(self, now, session=None):
+        """Queues reserved rows again whose sender is dead: no byte of them has left."""
+        for row in self._open_rows("reserved", session):
+            if not holder_lives(row):
+                with self.transaction():
+                    self.move(row, "queued", now, detail="its sender ended before any byte left")
+
+    def _open_rows(self, state, session=None):
+        return [dict(row) for row in self._all(
+            "select * from messages where state = :state and " + IS_OPEN +
+            (" and target = :session" if session else ""),
+            {"state": state, "session": session})]
+
+    def messages(self, target=None, sender=None, states=None, limit=None, newest=False):
+        """Rows by target and sender session, oldest first, or the newest ones."""
+        where, values = ["1"], {"target": target, "sender": sender, "limit": limit if limit is not None else -1}
+        if target is not None:
+            where.append("target = :target")
+        if sender is not None:
+            where.append("sender_session = :sender")
+        if states is not None:
+            where.append("state in (%s)" % _quoted(states))
+        rows = self._all("select * from messages where %s order by id%s limit :limit"
+                         % (" and ".join(where), " desc" if newest else ""), values)
+        return [dict(row) for row in (reversed(rows) if newest else rows)]
+
+    def queued(self, target=None, limit=None):
+        """The waiting rows in the order in which hooks take them."""
+        return [dict(row) for row in self._all(
+            "select * from messages where state = 'queued' and (:target is null or target = :target) "
+            "order by target, priority desc, id limit :limit",
+            {"target": target, "limit": limit if limit is not None else -1})]
+
+    def queued_counts(self):
+        return dict(self._all("select target, count(*) from messages where state = 'queued' group by target"))
+
+    def last_received(self, session):
+        """The newest message that was delivered to a session."""
+        return self._row("select * from messages where target = ? and state = 'delivered' order by id desc limit 1",
+                         (session,))
+
+    def sessions_of_label(self, label):
+        """The sessions that have sent under a label, at most 20."""
+        return [row[0] for row in self._all("select distinct sender_session from messages where sender_label = ? "
+                                            "and sender_session != '' limit 20", (label,))]
+
+    # ---- peers
+
+    def peer(self, session):
+        """The registered session with this full id, as a dict; None if there is none."""
+        return self._row("select * from peers where session = ?", (session,))
+
+    def peers(self):
+        return [dict(row) for row in self._all("select * from peers order by last_seen desc")]
+
+    def peers_named(self, name):
+        """The sessions that a name means, given or by the host's title, whatever its case."""
+        return [dict(row) for row in self._all(
+            "select * from peers where name_key = :key and name_key != '' union "
+            "select * from peers where title_key = :key and title_key != ''", {"key": name_key(name)})]
+
+    def peers_beginning(self, prefix):
+        return [dict(row) for row in self._all("select * from peers where session >= ? and session < ? limit 100",
+                                               (prefix, prefix + "\x7f"))]
+
+    def peers_of_process(self, pid, start):
+        """The sessions that a host process has held, the present one first."""
+        return [dict(row) for row in self._all("select * from peers where pid = ? and pid_start = ? "
+                                               "order by last_seen desc", (pid, start))]
+
+    def successor(self, session):
+        """The session that a /clear has put in the place of this one, else itself."""
+        for _ in range(100):
+            row = self._one("select successor from peers where session = ?", (session,))
+            if not row or not row[0]:
+                break
+            session = row[0]
+        return session
+
+    def short_id(self, session):
+        """The shortest prefix, of 8 characters or more, that no other registered session begins with."""
+        shared = 0
+        for sql in ("select session from peers where session > ? order by session limit 1",
+                    "select session from peers where session < ? order by session desc limit 1"):
+            row = self._one(sql, (session,))
+            if row:
+                shared = max(shared, len(os.path.commonprefix([session, row[0]])))
+        return session[:max(SHORTEST_LABEL_ID, shared + 1)]
+
+    def register(self, peer, now, fresh_ms=30000):
+        """Writes what a hook reports of its session, if it is news. peer: a dict of columns; "" never erases.
+
+        Returns the row as it now stands. An ended session that is opened again has no successor any more.
+        """
+        old, opened = self.peer(peer["session"]), peer.pop("opened", False)
+        news = {key: value for key, value in peer.items() if value not in ("", None) and (not old or old[key] != value)}
+        if old and old["successor"] and opened:
+            news["successor"] = None
+        if old and not news and now - old["last_seen"] < fresh_ms:
+            return old
+        if "title" in news:
+            news["title_key"] = name_key(news["title"])
+        news.update(last_seen=now, hook_seen=now)
+        with self.transaction():
+            self._execute("insert or ignore into peers (session, host, first_seen, last_seen) values (?, ?, ?, ?)",
+                          (peer["session"], peer["host"], now, now))
+            self._execute("update peers set %s where session = :session"
+                          % ", ".join("%s = :%s" % (column, column) for column in sorted(news)),
+                          dict(news, session=peer["session"]))
+        return self.peer(peer["session"])
+
+    def succeed(self, old, new, now):
+        """After a /clear: the waiting messages and the given name of the old session move to the new one."""
+        with self.transaction():
+            for row in self._all("select * from messages where target = ? and state = 'queued'", (old["session"],)):
+                self._execute("update messages set target = ? where id = ?", (new, row["id"]))
+                self._record(row["id"], now, "queued", None, "moved to %s by /clear" % new)
+                self.raise_hint(new)
+            self._execute("update peers set name = ?, name_key = ? where session = ? and name_key = ''",
+                          (old["name"], old["name_key"], new))
+            self._execute("update peers set successor = ?, name = '', name_key = '' where session = ?",
+                          (new, old["session"]))
+        self.lower_hint(old["session"])
+
+    def set_name(self, session, name):
+        with self.transaction():
+            self._execute("update peers set name = ?, name_key = ? where session = ?", (name, name_key(name), session))
+
+    # ---- meta and upkeep
+
+    def meta(self, key):
+        row = self._one("select value from meta where key = ?", (key,))
+        return row[0] if row else None
+
+    def set_meta(self, key, value):
+        self._execute("insert into meta (key, value) values (?, ?) "
+                      "on conflict (key) do update set value = excluded.value", (key, value))
+
+    def sweep(self, now, every_ms=0):
+        """Ends what is overdue, forgets what is old, compacts the file; returns counts, None if it is not time yet.
+
+        Bounded in rows a call. Never call it between a claim and its flush.
+        """
+        settings = self.settings
+        counts = {"expired": 0, "forgotten": 0, "sessions": 0}
+        if every_ms:
+            last = int(self.meta("last_sweep") or 0)
+            if last <= now < last + every_ms:
+                return None
+        self.requeue_reserved(now)
+        with self.transaction():
+            if every_ms:
+                self.set_meta("last_sweep", str(now))
+            # A clock that was ahead when a message was sent must not keep it for ever once it is right again.
+            self._execute("update messages set expires_at = :now + (expires_at - created_at), created_at = :now "
+                          "where state = 'queued' and created_at > :now + 60000", {"now": now})
+            for row in self._all("select * from messages where state = 'queued' and expires_at <= ? limit ?",
+                                 (now, SWEEP_ROWS)):
+                counts["expired"] += self.move(dict(row), "expired", now, detail="its time ran out")
+            old = [row[0] for row in self._all(
+                "select id from messages where " + IS_ENDED + " and state_at < ? limit ?",
+                (now - settings.retain_seconds * 1000, SWEEP_ROWS))]
+            for number in old:
+                self._execute("delete from events where message = ?", (number,))
+                self._execute("delete from messages where id = ?", (number,))
+            counts["forgotten"] = len(old)
+            gone = [row[0] for row in self._all(
+                "select session from peers where last_seen < ? and not exists (select 1 from messages where "
+                "target = session and not " + IS_ENDED + ") limit ?",
+                (now - settings.retain_peer_seconds * 1000, SWEEP_ROWS))]
+            for session in gone:
+                self._execute("delete from peers where session = ?", (session,))
+                self._execute("delete from meta where key = ?", ("stops:" + session,))
+            counts["sessions"] = len(gone)
+        for session in gone:
+            self._forget_hints(session)
+        free = self._one("pragma freelist_count")[0]
+        if free > settings.vacuum_free_pages and os.path.getsize(self.path) < VACUUM_IN_PASSING:
+            self._execute("vacuum")
+        return counts
+
+    def _forget_hints(self, session):
+        self.lower_hint(session)
+        for name in ("peer", "live", "wake"):
+            try:
+                os.unlink(os.path.join(self.hints, name, session))
+            except OSError:
+                pass
+
+    # ---- what the fast path of xmsg-hook.sh reads
+
+    def remember_prefix(self, session, prefix, unchanged, seconds=60):
+        """Lets payloads that begin with exactly these bytes take the fast path for a minute.
+
+        unchanged: the registry already held all that this payload says; then earlier prefixes stay good too (Codex
+        names the event before the permission mode, so each event has its own).
+        """
+        path = os.path.join(self.hints, "peer", session)
+        lines = [prefix]
+        if unchanged:
+            try:
+                with open(path, "rb") as file:
+                    known, deadline = file.read(16384).split(b"\n"), os.fstat(file.fileno()).st_mtime
+                if prefix in known and time.time() + seconds / 2 < deadline <= time.time() + seconds:
+                    return
+                lines += [line for line in known if line and line != prefix][:3]
+            except OSError:
+                pass
+        write_whole(path, b"\n".join(lines) + b"\n", time.time() + seconds)
+        self.heartbeat(session)
+
+    def heartbeat(self, session):
+        descriptor = os.open(os.path.join(self.hints, "live", session),
+                             os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, b".")
+        finally:
+            os.close(descriptor)
+
+    def seen_at(self, peer):
+        """When a session last gave a sign, in ms: its last registration or the heartbeat of its fast path."""
+        try:
+            beat = int(os.stat(os.path.join(self.hints, "live", peer["session"])).st_mtime * 1000)
+        except OSError:
+            beat = 0
+        return max(peer["last_seen"], beat)
+
+
+class Transaction:
+    """`begin immediate` ... `commit`. Not reentrant: one decision is one transaction."""
+
+    def __init__(self, store):
+        self._store = store
+
+    def __enter__(self):
+        self._store._execute("begin immediate")
+
+    def __exit__(self, kind, error, trace):
+        try:
+            self._store._execute("rollback" if kind else "commit")
+        except StoreError:
+            if not kind:
+                try:
+                    self._store._execute("rollback")
+                except StoreError:
+                    pass
+                raise
+        return False
+
+
+def write_whole(path, content, modified=None):
+    """Puts a file of mode 0600 in place at once; modified: its time in seconds since 1970."""
+    scratch = "%s.%d.new" % (path, os.getpid())
+    descriptor = os.open(scratch, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, content)
+    finally:
+        os.close(descriptor)
+    if modified:
+        os.utime(scratch, (modified, modified))
+    os.rename(scratch, path)
+
+
+def holder_lives(row):
+    """Whether the process that holds a reserved or in-flight row still runs."""
+    import host_process
+    return host_process.alive(row["holder_pid"], row["holder_start"])
+
+
+def is_unknown(row):
+    """Whether nobody can say what became of a row: xmsg shows it as UNKNOWN and waits for evidence or a person."""
+    return row["state"] == "direct-uncertain" or (row["state"] in IN_FLIGHT and not holder_lives(row))
+
+
+def shown_state(row):
+    return "UNKNOWN" if is_unknown(row) else row["state"]
+
+
+def myself():
+    """(pid, start) of this process, as the holder of a row."""
+    import host_process
+    return os.getpid(), host_process.start_time(os.getpid())
+
+
+def note_fault(settings, where, error):
+    """Adds a line to the log of faults that hooks have swallowed; bounded, 0600, and never a fault itself."""
+    try:
+        path = settings.db + ".faults"
+        line = json.dumps({"at": now_ms(), "where": where, "fault": "%s: %s" % (type(error).__name__, error)})
+        descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, line.encode()[:2000] + b"\n")
+            if os.fstat(descriptor).st_size > LOG_BYTES:
+                os.rename(path, path + ".old")
+        finally:
+            os.close(descriptor)
+    except Exception:
+        pass
+
+
+def record_interpreter(settings):
+    """Writes the real path of this interpreter beside the store, where xmsg-hook.sh and bin/xmsg look for it."""
+    path, python = os.path.join(os.path.dirname(settings.db), "python"), os.path.realpath(sys.executable)
+    try:
+        with open(path) as file:
+            if os.access(file.read(4096).strip(), os.X_OK):
+                return
+    except OSError:
+        pass
+    try:
+        write_whole(path, python.encode() + b"\n")
+    except OSError:
+        pass

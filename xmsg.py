@@ -1,0 +1,847 @@
+"""xmsg: one AI coding agent session sends a message to another, with a truthful answer to "did it arrive?".
+
+What it promises: a receipt is printed only after the message is committed; a message is shown at most once; every
+acknowledged message ends delivered, refused, expired, cancelled, or visibly UNKNOWN with a command that settles it;
+"delivered" names the window that accepted it; a peer never poses as the user; a hook never harms its host.
+
+What it does not promise: that the model acted on a message, or even read it. The Python interface is not stable; the
+command line, its JSON and its exit codes are.
+
+It is imported by its entry points (xmsg-hook.sh, and bin/xmsg by way of command_line.py) and never run as a script: a
+module comes from its .pyc, a script is compiled at every start. On the hook's path nothing is imported at the top but
+os, sys, json, sqlite3, time and the two modules below; everything else is imported where it is used.
+"""
+import json
+import os
+import sys
+import time
+
+from contract import (Ambiguous, BUDGETS, BadPayload, HOSTS, ITEM_CHARS, LONGEST_NAME, LONGEST_PAYLOAD,
+                      NoSuchTarget, NotPossible, OUTCOME_STATES, RESERVED_NAMES, RemoteError,
+                      SHORTEST_LABEL_ID, SHORTEST_PREFIX, STOPS_A_TURN, STOP_CONTEXT_SINCE, Settings,
+                      UsageError, WAITER_SECONDS, WATCH_DELAY, WINDOWS, age, clean_body, clean_text, clip,
+                      is_label, is_session_id, name_key, neutralize, now_ms, one_line, phrase,
+                      quote_imitations)
+from store import Store, is_unknown, myself, note_fault, record_interpreter, shown_state
+
+
+# ---------------------------------------------------------------------------------------------------- registry
+
+def project_root(cwd):
+    """The project of a folder: its repository, the same for all worktrees; the folder itself outside of one.
+
+    Reads what git writes: `.git` is a folder, or a file that names a git dir, whose `commondir` a worktree shares.
+    """
+    folder = os.path.realpath(cwd)
+    here = folder
+    while True:
+        dot_git = os.path.join(here, ".git")
+        if os.path.isdir(dot_git):
+            return here
+        if os.path.isfile(dot_git):
+            return _shared_root(dot_git) or here
+        above = os.path.dirname(here)
+        if above == here:
+            return folder
+        here = above
+
+
+def _shared_root(dot_git):
+    """The main checkout of a worktree, from its `.git` file; None for a submodule, which is a project of its own."""
+    try:
+        with open(dot_git) as file:
+            pointer = file.read(4096).strip()
+        git_dir = os.path.join(os.path.dirname(dot_git), pointer[len("gitdir:"):].strip())
+        with open(os.path.join(git_dir, "commondir")) as file:
+            common = os.path.realpath(os.path.join(git_dir, file.read(4096).strip()))
+    except (OSError, ValueError):
+        return None
+    return os.path.dirname(common) if os.path.basename(common) == ".git" else common
+
+
+def is_live(store, peer, now):
+    """Whether a session is open, by fact where there is one.
+
+    A host process holds one session at a time, the one that was registered last. A session whose process is not known
+    (a Codex thread in a daemon) counts as live for XMSG_PEER_STALE_SECONDS after its last sign.
+    """
+    import host_process
+    if peer["successor"]:
+        return False
+    if peer["pid"]:
+        if not host_process.alive(peer["pid"], peer["pid_start"]):
+            return False
+        return store.peers_of_process(peer["pid"], peer["pid_start"])[0]["session"] == peer["session"]
+    return now - store.seen_at(peer) < store.settings.peer_stale_seconds * 1000
+
+
+def activity(peer):
+    """What an open session does: idle, busy or waiting (a dialog is open), unknown where its host does not tell."""
+    if peer["host"] != "claude" or not peer["pid"]:
+        return "unknown"
+    import claude_delivery
+    reported = [claude_delivery.config_dir_of(peer["transcript"])] if peer["transcript"] else []
+    return claude_delivery.session_status(peer["session"], peer["pid"],
+                                          claude_delivery.config_dirs(os.environ, reported))
+
+
+def process_of_session(host):
+    """The (pid, start) of the host process above a hook, (None, None) if it is not the session's own.
+
+    Not the shell or wrapper in between; and not a Codex daemon, which holds threads of many windows.
+    """
+    import host_process
+    found = host_process.nearest_host()
+    if not found or found.kind != host or found.role == "server":
+        return None, None
+    return found.pid, found.start
+
+
+def sender_identity(store, environ, label="", notification=False):
+    """Who sends: a dict of kind, label, host, session, and self (the session that a group never includes).
+
+    Explicit variables first, then the hosts' own; of several hosts' inherited variables, the nearest host ancestor's.
+    """
+    import host_process
+    settings = store.settings
+    nearest = host_process.nearest_host()
+    given = label or settings.from_
+    if notification:
+        return {"kind": "notification", "host": "", "session": "", "self": "",
+                "label": _given_label(store, given, "") if given else "xmsg"}
+    host, session = _host_variables(store, environ, nearest)
+    if settings.from_session:
+        if not is_session_id(settings.from_session):
+            raise UsageError("XMSG_FROM_SESSION=%s is not a session id" % one_line(settings.from_session))
+        session = settings.from_session
+        peer = store.peer(session)
+        host = settings.from_tool or (peer["host"] if peer else host)
+    elif settings.from_tool and settings.from_tool != host:
+        host, session = settings.from_tool, ""
+    if not session and not host and nearest and nearest.role != "server":
+        held = store.peers_of_process(nearest.pid, nearest.start)
+        host, session = nearest.kind, held[0]["session"] if held else ""
+    if session and host in HOSTS:
+        return {"kind": "agent", "host": host, "session": session, "self": session,
+                "label": _given_label(store, given, session) if given else session_label(store, session)}
+    operator = not host and not nearest and os.isatty(0)
+    return {"kind": "operator" if operator else "unknown", "host": one_line(host)[:LONGEST_NAME], "session": "",
+            "self": session, "label": _given_label(store, given, "") if given else host or _login_name()}
+
+
+def _host_variables(store, environ, nearest):
+    """(host, session) as the hosts tell their children, ("", "") if none does or another host stands in between."""
+    # In a Codex subagent CODEX_THREAD_ID is its own thread, which no hook ever registers, and CODEX_SESSION_ID is the
+    # root's; before 0.148 there is only the first (measured on 0.156.1 and 0.171.0).
+    thread, root = environ.get("CODEX_THREAD_ID"), environ.get("CODEX_SESSION_ID")
+    told = {"codex": root if root and not (thread and store.peer(thread)) else thread,
+            "agy": environ.get("ANTIGRAVITY_CONVERSATION_ID"),
+            "claude": environ.get("CLAUDE_CODE_SESSION_ID")}
+    told = {host: session for host, session in told.items() if session and is_session_id(session)}
+    if nearest:
+        return (nearest.kind, told[nearest.kind]) if nearest.kind in told else ("", "")
+    # No ancestor can be seen from inside Codex's sandbox, so there its own variable beats inherited ones.
+    return next(iter(told.items()), ("", ""))
+
+
+def _given_label(store, label, session):
+    if not is_label(label):
+        raise UsageError("%r cannot be a sender's label: it is one line of up to %d characters without brackets"
+                         % (one_line(label)[:LONGEST_NAME], LONGEST_NAME))
+    others = [peer for peer in store.peers_named(label) if peer["session"] != session]
+    if others and session:
+        raise UsageError("the label %s is the name of another session (%s); replies to you would go there"
+                         % (label, others[0]["session"]))
+    return label
+
+
+def session_label(store, session):
+    """The address that a session signs with: its name if no other live session has it, else the start of its id."""
+    peer = store.peer(session)
+    for name in (peer["name"], peer["title"]) if peer else ():
+        if is_label(name) and name_key(name) not in RESERVED_NAMES and ":" not in name and not store.peer(name):
+            others = [other for other in store.peers_named(name) if other["session"] != session]
+            if not any(is_live(store, other, now_ms()) for other in others):
+                return name
+    return store.short_id(session)
+
+
+def display_name(peer):
+    """The name that people know a session by: the given one, else its host's title."""
+    return peer["name"] or peer["title"]
+
+
+def describe_peer(store, peer, now):
+    """A candidate of an ambiguous target, on one line."""
+    return "%s  %s  %s, seen %s ago" % (peer["session"], one_line(display_name(peer)) or "-", peer["host"],
+                                        age(now - store.seen_at(peer)))
+
+
+def _login_name():
+    import pwd
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        user = str(os.getuid())
+    return one_line("%s@%s" % (user, os.uname().nodename))[:LONGEST_NAME]
+
+
+# ---------------------------------------------------------------------------------------------------- routing
+
+def resolve(store, spec, sender, force=False):
+    """The sessions that a TARGET means, as a list of peers' rows. Groups leave out the sender's own session.
+
+    Full id, then exact name, then unique id prefix; HOST:X within one host; all, project, HOST: are groups.
+    Errors: UsageError, NoSuchTarget, Ambiguous (with the candidates).
+    """
+    spec = spec.strip()
+    now = now_ms()
+    if not spec:
+        raise UsageError("the target is empty; `xmsg list` shows who can be reached")
+    host, colon, rest = spec.partition(":")
+    if spec == "peer" or (colon and host == "peer"):
+        raise RemoteError("no other machine is set up, and %s is never delivered on this one" % one_line(spec))
+    if not (colon and host in HOSTS):
+        host, rest = None, spec
+    if rest == "" or (host is None and rest in ("all", "project")):
+        return _group(store, spec, host, sender, now)
+    peers = list({peer["session"]: peer for peer in _matches(store, rest, host, now)}.values())
+    if len(peers) > 1:
+        raise Ambiguous("%s means %d sessions; use a full id or a longer prefix" % (one_line(spec), len(peers)),
+                        [describe_peer(store, peer, now) for peer in peers])
+    if peers:
+        if peers[0]["session"] == sender["self"]:
+            raise UsageError("%s is this session itself" % one_line(spec))
+        return peers
+    if force and is_session_id(rest):
+        return [{"session": rest, "host": host or "", "name": "", "title": "", "pid": None, "hook_seen": None}]
+    raise NoSuchTarget("no session is called %s; `xmsg list --all` shows every one that is known%s" % (
+        one_line(spec)[:LONGEST_NAME],
+        ", --force queues for a full id all the same" if is_session_id(rest) else ""))
+
+
+def _matches(store, word, host, now):
+    """The sessions that a word means by the first rule that finds any; host: only this one's, None for all."""
+    def of_host(sessions):
+        return [peer for peer in sessions if peer and host in (None, peer["host"])]
+
+    def present(sessions):
+        return of_host(store.peer(store.successor(session)) for session in sessions)
+    full = present([word]) if is_session_id(word) and store.peer(word) else []
+    if full:
+        return full
+    named = of_host(store.peers_named(word))
+    pool = [peer for peer in named if is_live(store, peer, now)] or named
+    given = [peer for peer in pool if peer["name_key"] == name_key(word)]
+    if pool:
+        return given if len(given) == 1 else pool
+    if len(word) >= SHORTEST_PREFIX and is_session_id(word):
+        begun = present(peer["session"] for peer in store.peers_beginning(word))
+        if begun:
+            return begun
+    # A label that a sender gave itself (XMSG_FROM) leads back to it as well.
+    signed = present(store.sessions_of_label(word))
+    return [peer for peer in signed if is_live(store, peer, now)] or signed
+
+
+def _group(store, spec, host, sender, now):
+    project = None
+    if spec == "project":
+        own = store.peer(sender["self"]) if sender["self"] else None
+        project = own["project"] if own else project_root(os.getcwd())
+    peers = [peer for peer in store.peers()
+             if host in (None, peer["host"]) and project in (None, peer["project"])
+             and peer["session"] != sender["self"] and is_live(store, peer, now)]
+    if not peers:
+        raise NoSuchTarget("nobody else is live in %s; `xmsg list --all` shows every session that is known" % spec)
+    return peers
+
+
+def route(facts):
+    """The windows to try before the hooks, best first, and the reason if there is none. A pure function.
+
+    facts: host, direct (whether the sender allows it).
+    """
+    if not facts["direct"]:
+        return [], "not tried (--no-direct)"
+    return [], "no direct window"
+
+
+# ---------------------------------------------------------------------------------------------------- rendering
+
+def source_line(store, row):
+    """The one line above a body that says who speaks, and that it is not the user."""
+    if row["sender_kind"] == "notification":
+        return phrase("notification", store.settings) % row["sender_label"]
+    if row["sender_kind"] != "agent":
+        who = row["sender_label"]
+        if row["sender_host"] and row["sender_host"] != who:
+            who += " · " + row["sender_host"]
+        return phrase("unknown", store.settings) % who
+    address = "%s:%s" % (row["sender_host"], store.short_id(row["sender_session"]))
+    label = row["sender_label"]
+    # A label that has since become another session's name would lead a reply astray.
+    if (len(label) >= SHORTEST_LABEL_ID and row["sender_session"].startswith(label)) or any(
+            peer["session"] != row["sender_session"] for peer in store.peers_named(label)):
+        return phrase("peer", store.settings) % address
+    return phrase("peer", store.settings) % ("%s · %s" % (label, address))
+
+
+def render(store, row):
+    """(source line, body) as a hook shows them."""
+    return source_line(store, row), quote_imitations(neutralize(row["body"]))
+
+
+def injection_size(host, text):
+    """The size of an injection as its host counts: UTF-16 units (Claude Code), escaped bytes (Codex), bytes (agy)."""
+    if host == "claude":
+        return len(text.encode("utf-16-le")) // 2
+    if host == "codex":
+        return len(text.encode()) + 3 * text.count("<") + 3 * text.count(">") + 4 * text.count("&")
+    return len(text.encode())
+
+
+def compose(store, rows, host, shape):
+    """(count, text): how many of the rows, from the first on, fit into one injection, and its text.
+
+    A row that does not fit stays for the next one. The first one, if it is too long alone, is cut visibly.
+    """
+    budget = BUDGETS.get((host, shape)) or BUDGETS[host]
+    count, text = 0, ""
+    for row in rows:
+        head, body = render(store, row)
+        item = "%s\n%s" % (head, body)
+        if len(body) > ITEM_CHARS:
+            item = _cut_item(store, row, head, body, host, budget)
+        joined = text + "\n\n" + item if text else item
+        if injection_size(host, joined) > budget:
+            if count:
+                break
+            joined = _cut_item(store, row, head, body, host, budget)
+        count, text = count + 1, joined
+    return count, text
+
+
+def _cut_item(store, row, head, body, host, budget):
+    """As much of a long body as fits, then a line of ours that says what is missing and how to read it."""
+    def cut(length):
+        return "%s\n%s\n%s" % (head, body[:length], phrase("cut", store.settings) % (len(body) - length, row["id"]))
+    low, high = 0, min(len(body), ITEM_CHARS)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if injection_size(host, cut(middle)) <= budget:
+            low = middle
+        else:
+            high = middle - 1
+    return cut(low)
+
+
+def hook_output(event, shape, text, watch=None):
+    """The JSON object of a hook, in the exact shape that its host takes; unknown keys void it on Codex and agy."""
+    if shape == "block":
+        return {"decision": "block", "reason": text}
+    if shape == "continue":
+        return {"decision": "continue", "reason": text}
+    if shape == "step":
+        return {"injectSteps": [{"ephemeralMessage": text}]}
+    output = {"hookEventName": event}
+    if text:
+        output["additionalContext"] = text
+    if watch:
+        output["watchPaths"] = [watch]
+    return {"hookSpecificOutput": output}
+
+
+# ---------------------------------------------------------------------------------------------------- hook
+
+def hook_main(arguments):
+    """The hook entry: xmsg-hook.sh's `HOST [EVENT]`. Returns the exit status, 0 whatever happens.
+
+    XMSG_NO_FAILOPEN=1 lets faults through.
+    """
+    os.umask(0o077)
+    host, event = (list(arguments) + ["", ""])[:2]
+    faults, settings = [], None
+    try:
+        payload = os.environb.pop(b"XMSG_HOOK_HEAD", b"") + sys.stdin.buffer.read(LONGEST_PAYLOAD + 1)
+        settings = Settings(os.environ, faults)
+        for fault in faults:
+            note_fault(settings, "settings", UsageError(fault))
+        run_hook(settings, host, event, payload)
+    except BaseException as error:
+        if os.environ.get("XMSG_NO_FAILOPEN") == "1":
+            raise
+        if settings:
+            note_fault(settings, "%s %s" % (host, event), error)
+    return 0
+
+
+def run_hook(settings, host, event, payload):
+    """One hook: register what changed, claim what waits, show it, and only then tidy up."""
+    call = parse_call(host, event, payload)
+    if call is None:
+        return
+    store = Store(settings, busy_seconds=1.0)
+    try:
+        if call["shape"] == "wake":
+            wake_idle_session(store, call)
+        else:
+            _serve(store, call)
+    finally:
+        store.close()
+
+
+def _serve(store, call):
+    now, session = now_ms(), call["session"]
+    seen_before = store.peer(session)
+    peer = register_session(store, call, now)
+    shown = show_mail(store, call, now, write_json)
+    if call["event"] == "SessionStart":
+        record_interpreter(store.settings)
+    if store.settings.tty_banner and shown:
+        banner(shown)
+    if call["prefix"]:
+        store.remember_prefix(session, call["prefix"], same_session(peer, seen_before))
+    if call["event"] == "Stop" and call["host"] == "claude":
+        store.touch_hint(session)
+    store.lower_hint(session)
+    store.sweep(now_ms(), store.settings.hook_sweep_interval * 1000)
+
+
+def parse_call(host, event, payload):
+    """What a payload says, as a dict; None for an event that is none of ours. BadPayload if it is malformed.
+
+    A key that stands twice is refused: the fast path saw the first, a parser keeps the last.
+    """
+    if host not in HOSTS:
+        raise BadPayload("no host is called %r" % host[:40])
+    if len(payload) > LONGEST_PAYLOAD:
+        raise BadPayload("a payload of over %d bytes" % LONGEST_PAYLOAD)
+    try:
+        fields = json.loads(payload, object_pairs_hook=_marked_pairs, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise BadPayload("not JSON: %s" % error)
+    if not isinstance(fields, dict) or fields.pop(_DOUBLE, False):
+        raise BadPayload("not one JSON object with each key once")
+    return _agy_call(event, fields) if host == "agy" else _claude_or_codex_call(host, event, fields, payload)
+
+
+_DOUBLE = object()
+
+
+def _marked_pairs(pairs):
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        fields[_DOUBLE] = True
+    return fields
+
+
+def _no_constant(name):
+    raise ValueError("the constant %s" % name)
+
+
+def _claude_or_codex_call(host, event, fields, payload):
+    told = _text(fields, "hook_event_name")
+    if event != "FileChanged" and event:
+        told = event
+    shape = WINDOWS.get((host, event if event == "FileChanged" else told))
+    # A subagent's tool call carries its parent's session id; what it is shown, the parent never sees.
+    if shape is None or fields.get("agent_id") or fields.get("agent_type"):
+        return None
+    return {"host": host, "event": told, "shape": shape, "session": _session(fields, "session_id"),
+            "cwd": _path(fields.get("cwd")), "model": _text(fields, "model"), "title": _text(fields, "session_title"),
+            "permission_mode": _text(fields, "permission_mode"), "source": _text(fields, "source"),
+            "transcript": _path(fields.get("transcript_path")),
+            "turn": _text(fields, "turn_id"), "stop_active": bool(fields.get("stop_hook_active")),
+            "prefix": registered_prefix(payload)}
+
+
+def _agy_call(event, fields):
+    """agy's payload does not name its event: without the argument nothing is claimed that could not be shown."""
+    if ("agy", event) not in WINDOWS:
+        return None
+    folders = fields.get("workspacePaths")
+    ended_well = fields.get("terminationReason") in (None, "", "NO_TOOL_CALL") and fields.get("fullyIdle") is not False
+    executions = fields.get("executionNum")
+    spent = isinstance(executions, int) and executions >= STOPS_A_TURN
+    return {"host": "agy", "event": event, "shape": WINDOWS["agy", event],
+            "session": _session(fields, "conversationId"),
+            "cwd": _path(folders[0] if isinstance(folders, list) and folders else None),
+            "model": _text(fields, "modelName"), "title": "", "permission_mode": "", "source": "", "turn": "",
+            "transcript": _path(fields.get("transcriptPath")),
+            "stop_active": spent or not ended_well, "prefix": None}
+
+
+def _session(fields, key):
+    session = fields.get(key)
+    if not is_session_id(session):
+        raise BadPayload("%s is not a session id" % key)
+    return session
+
+
+def _text(fields, key):
+    value = fields.get(key)
+    return clean_text(value)[:1000] if isinstance(value, str) else ""
+
+
+def _path(value):
+    return clean_text(value) if isinstance(value, str) and value.startswith("/") and len(value) < 4096 else ""
+
+
+def registered_prefix(payload):
+    """The first bytes of a payload up to its permission mode, if they are flat strings and short; else None.
+
+    A later payload that begins with them says nothing of its session that is not registered.
+    """
+    from json.decoder import scanstring
+    try:
+        text = payload[:1024].decode("utf-8", "ignore")
+        at, key = 1, None
+        while text[at] == '"':
+            key, at = scanstring(text, at + 1)
+            if text[at:at + 2] != ':"':
+                return None
+            _, at = scanstring(text, at + 2)
+            if key == "permission_mode":
+                return text[:at].encode()
+            at += 1
+    except (ValueError, IndexError):
+        pass
+    return None
+
+
+def register_session(store, call, now):
+    """Brings the registry up to date with a hook's payload, and returns the session's row.
+
+    The process is looked up where it can be another one than before: at the start of a session or of a turn.
+    """
+    known = store.peer(call["session"])
+    pid = start = None
+    if not known or call["event"] in ("SessionStart", "UserPromptSubmit", "PreInvocation"):
+        pid, start = process_of_session(call["host"])
+    peer = {"session": call["session"], "host": call["host"], "cwd": call["cwd"], "model": call["model"],
+            "permission_mode": call["permission_mode"], "transcript": call["transcript"],
+            "title": one_line(call["title"])[:LONGEST_NAME], "pid": pid, "pid_start": start, "opened": call["event"] == "SessionStart"}
+    if call["cwd"] and not (known and known["cwd"] == call["cwd"]):
+        peer["project"] = project_root(call["cwd"])
+    row = store.register(peer, now)
+    if call["host"] == "claude" and call["source"] == "clear" and pid:
+        before = [other for other in store.peers_of_process(pid, start)
+                  if other["session"] != call["session"] and not other["successor"]]
+        if before:
+            store.succeed(before[0], call["session"], now)
+    return row
+
+
+def same_session(peer, earlier):
+    """Whether two readings of a session's row differ in nothing but the time."""
+    times = ("last_seen", "hook_seen")
+    return earlier is not None and all(peer[key] == earlier[key] for key in peer if key not in times)
+
+
+def show_mail(store, call, now, write):
+    """Claims what waits, shows it through write(text), and says so in the store. Returns the rows that were shown."""
+    shape, session = call["shape"], call["session"]
+    watch = None
+    if call["host"] == "claude" and call["event"] == "SessionStart" and store.settings.wake == "on":
+        watch = os.path.join(store.hints, "mail", session)
+    rows, text = [], ""
+    if shape and may_claim(store, call):
+        def choose(waiting):
+            nonlocal text
+            count, text = compose(store, waiting, call["host"], shape)
+            return count
+        rows = store.claim(session, now, store.settings.max_per_inject, choose, call["event"], myself())
+    if not rows and not watch:
+        return []
+    output = hook_output(call["event"], _shape_now(shape), text, watch)
+    show(store, rows, call["event"], lambda: write(output))
+    if rows and shape == "block":
+        count_stop(store, call)
+    return rows
+
+
+def show(store, rows, window, write):
+    """Runs write() and moves the claimed rows on: delivered once all is out, queued again if nothing is.
+
+    write raises NothingWritten for the second; after any other failure the rows stay, and are shown as UNKNOWN.
+    """
+    try:
+        write()
+    except NothingWritten as error:
+        with store.transaction():
+            for row in rows:
+                store.move(row, "queued", now_ms(), detail="the hook could not write: %s" % error)
+        raise
+    if rows:
+        with store.transaction():
+            for row in rows:
+                store.move(row, "delivered", now_ms(), window=window)
+
+
+class NothingWritten(Exception):
+    """A write failed before its first byte."""
+
+
+def write_json(output):
+    write_all(1, json.dumps(output, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
+
+
+def write_all(descriptor, content):
+    written = 0
+    while written < len(content):
+        try:
+            written += os.write(descriptor, content[written:])
+        except OSError as error:
+            if written:
+                raise
+            raise NothingWritten(error.strerror) from error
+
+
+def may_claim(store, call):
+    """Whether this hook may take mail at all."""
+    if call["event"] != "Stop":
+        return True
+    if call["host"] != "codex":
+        return not call["stop_active"]
+    return _stops(store, call) < STOPS_A_TURN
+
+
+def _stops(store, call):
+    turn, _, count = (store.meta("stops:" + call["session"]) or "").rpartition(" ")
+    return int(count) if turn == call["turn"] and count.isdigit() else 0
+
+
+def count_stop(store, call):
+    count = _stops(store, call) + 1
+    with store.transaction():
+        store.set_meta("stops:" + call["session"], "%s %d" % (call["turn"], count))
+
+
+def _shape_now(shape):
+    """At Stop, what this version of Claude Code takes. It names its version in AI_AGENT, as claude-code_2-1-332_..."""
+    if shape != "stop":
+        return shape
+    parts = os.environ.get("AI_AGENT", "").partition("claude-code_")[2].partition("_")[0].split("-")
+    version = tuple(int(part) for part in parts if part.isdigit())
+    return "context" if version >= STOP_CONTEXT_SINCE else "block"
+
+
+def wake_idle_session(store, call):
+    """Claude Code's FileChanged entry: waits until the session is idle or its mail is gone, then claims.
+
+    What it prints makes xmsg-hook.sh leave with 2, which wakes the session. One waiter a session, whatever the number
+    of events. A second entry, at SessionStart, comes here too, for mail that came before the host began to watch.
+    """
+    # `claude -p` ends when it is idle: it would not live to see what is claimed for it.
+    if store.settings.wake != "on" or os.environ.get("CLAUDE_CODE_ENTRYPOINT") == "sdk-cli":
+        return
+    if call["event"] == "SessionStart":
+        time.sleep(WATCH_DELAY)
+    deadline = time.monotonic() + WAITER_SECONDS
+    # A waiter that found no mail looks again after it let the lock go: the event of mail that came in between may have
+    # found the lock still taken.
+    while store.waiting(call["session"]):
+        lock = _waiter_lock(store, call["session"])
+        if lock is None:
+            return
+        try:
+            if _wait_and_wake(store, call, lock, deadline):
+                return
+        finally:
+            os.close(lock)
+    store.lower_hint(call["session"])
+
+
+def _waiter_lock(store, session):
+    """The descriptor of the session's waiter file, locked; None if another waiter holds it."""
+    import fcntl
+    descriptor = os.open(os.path.join(store.hints, "wake", session),
+                         os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _wait_and_wake(store, call, lock, deadline):
+    """True once the session was woken, or will be by a later event; False if the mail is gone."""
+    session = call["session"]
+    hint = os.path.join(store.hints, "mail", session)
+    peer = {"host": "claude", "session": session, "pid": _claude_pid(), "transcript": call["transcript"]}
+    while os.path.exists(hint) or store.waiting(session):
+        last_wake = os.pread(lock, 32, 0)
+        too_soon = last_wake.isdigit() and 0 <= now_ms() - int(last_wake) < 1000
+        if not too_soon and activity(peer) in ("idle", "unknown"):
+            if not store.waiting(session):
+                return False
+            if show_mail(store, dict(call, event="FileChanged"), now_ms(), _write_wake):
+                os.pwrite(lock, str(now_ms()).encode(), 0)
+                return True
+        if time.monotonic() > deadline:
+            store.touch_hint(session)
+            return True
+        time.sleep(0.2)
+    return False
+
+
+def _claude_pid():
+    text = os.environ.get("CLAUDE_PID", "")
+    return int(text) if text.isdigit() else process_of_session("claude")[0]
+
+
+def _write_wake(output):
+    """xmsg-hook.sh looks for this first line: nothing else that Python prints can wake anybody."""
+    write_all(1, ("xmsg wakes\n" + output["hookSpecificOutput"]["additionalContext"]).encode())
+
+
+def banner(rows):
+    """One line on the session's terminal. It never waits: a terminal that flow control stopped would hang the hook."""
+    senders = ", ".join(sorted({one_line(row["sender_label"]) for row in rows})[:3])
+    text = "\U0001f4e8 xmsg: %d from %s" % (len(rows), senders)
+    try:
+        descriptor = os.open("/dev/tty", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        try:
+            width = os.get_terminal_size(descriptor).columns
+            os.write(descriptor, ("\r\n%s\r\n" % clip(text, max(20, width - 1))).encode())
+        finally:
+            os.close(descriptor)
+    except OSError:
+        pass
+
+
+# ---------------------------------------------------------------------------------------------------- send
+
+# window -> adapter(row, leave) -> outcome. An adapter calls leave() before the first byte of the message can leave.
+ADAPTERS = {}
+
+
+def send(store, request, environ):
+    """Queues one message for every target, durably, then tries the direct windows. Returns [(row, note)].
+
+    request: target, body, label, ttl (seconds), priority, key, uid, replace, reply_to, force, direct, notification.
+    note: why the row is where it is, for the receipt.
+    """
+    settings = store.settings
+    sender = sender_identity(store, environ, request["label"], request["notification"])
+    body = clean_body(request["body"], settings.max_body_chars)
+    targets = resolve(store, request["target"], sender, request["force"])
+    if request["uid"] and len(targets) > 1:
+        raise UsageError("--uid names one message, and %s is %d sessions" % (request["target"], len(targets)))
+    reply_to = reply_uid(store, request["reply_to"], sender) if request["reply_to"] else None
+    now = now_ms()
+    store.requeue_reserved(now)
+    with store.transaction():
+        rows = [store.add(_message(request, sender, body, peer, reply_to, now), now, request["replace"])
+                for peer in targets]
+    results = []
+    for row, peer in zip(rows, targets):
+        if row["created_at"] != now or row["state"] != "queued":
+            results.append((row, "the same request as before"))
+        else:
+            results.append((row, deliver(store, row, peer, request["direct"])))
+    store.sweep(now_ms())
+    return results
+
+
+def _message(request, sender, body, peer, reply_to, now):
+    return {"uid": request["uid"] or os.urandom(8).hex(), "expires_at": now + int(request["ttl"] * 1000),
+            "sender_kind": sender["kind"], "sender_label": sender["label"], "sender_host": sender["host"],
+            "sender_session": sender["session"], "target": peer["session"], "target_host": peer["host"], "body": body,
+            "priority": request["priority"], "request_key": request["key"] or None, "reply_to": reply_to}
+
+
+def reply_uid(store, which, sender):
+    """The uid of the message that a reply answers: an id, a uid, or `last`, the newest that came to this session."""
+    if which == "last":
+        if not sender["session"]:
+            raise UsageError("--reply-to last needs a session of its own; give the message's id")
+        row = store.last_received(sender["session"])
+        if not row:
+            raise UsageError("nothing has come to this session yet, so there is no last message to reply to")
+        return row["uid"]
+    return find_message(store, which)["uid"]
+
+
+def find_message(store, which):
+    """The row of a message by its number or uid. UsageError if it is neither; NoSuchTarget if there is none."""
+    row = store.by_id(int(which)) if which.isdecimal() and which.isascii() and len(which) < 16 else None
+    row = row or store.by_uid(which)
+    if not row:
+        raise NoSuchTarget("there is no message %s; `xmsg outbox --all` lists what was sent, `xmsg inbox` what came"
+                           % one_line(which)[:40])
+    return row
+
+
+def deliver(store, row, peer, direct):
+    """Tries the direct windows of a queued row, best first. Returns why it is where it then is."""
+    windows, reason = route({"host": peer["host"], "direct": direct})
+    for window in windows:
+        word, reason = attempt(store, row, ADAPTERS[window])
+        if word != "NOT_SENT":
+            break
+    return reason
+
+
+def attempt(store, row, adapter):
+    """One try through one window: reserves the row, runs the adapter and settles what it answers.
+
+    Whether bytes can have left is what the row says: the adapter's leave() moves it to direct-inflight, durably, first.
+    A failure before that is NOT_SENT, after it UNKNOWN, unless the host itself answered.
+    """
+    holder = myself()
+    with store.transaction():
+        if not store.move(row, "reserved", now_ms(), holder=holder):
+            return "UNKNOWN", "another process took it"
+
+    def leave():
+        with store.transaction():
+            if not store.move(row, "direct-inflight", now_ms(), holder=holder):
+                raise RuntimeError("the reservation was lost")
+
+    try:
+        word, text = adapter(row, leave)
+    except Exception as error:
+        word, text = "UNKNOWN", "%s: %s" % (type(error).__name__, error)
+    if row["state"] == "reserved":
+        word = "NOT_SENT"
+    with store.transaction():
+        accepted = word == "ACCEPTED"
+        store.move(row, OUTCOME_STATES[word], now_ms(), window=text if accepted else None,
+                   detail=None if accepted else text, holder=holder if word == "HELD" else (None, None))
+    return word, text
+
+
+def cancel(store, row, sender):
+    """Withdraws a message that nobody has seen. NotPossible with its state if that is too late."""
+    if sender["session"] and row["sender_session"] != sender["session"]:
+        raise NotPossible("#%d was not sent by this session; its sender or a person at a terminal can cancel it"
+                          % row["id"])
+    with store.transaction():
+        if row["state"] != "queued" or not store.move(row, "cancelled", now_ms(), detail="withdrawn"):
+            row = store.by_id(row["id"])
+            raise NotPossible("#%d cannot be cancelled any more: it is %s" % (row["id"], shown_state(row)))
+    store.lower_hint(row["target"])
+    return row
+
+
+RESOLUTIONS = {"delivered": ("delivered", "said to have arrived"), "requeue": ("queued", "sent once more"),
+               "drop": ("cancelled", "dropped; it may have been seen")}
+
+
+def settle(store, row, resolution):
+    """Ends the doubt about a row, as a person says. NotPossible if there is none, or if its sender is still at work."""
+    state, detail = RESOLUTIONS[resolution]
+    possible = is_unknown(row) or (row["state"] == "held" and resolution == "drop")
+    with store.transaction():
+        if possible and row["state"] == "direct-inflight":
+            store.move(row, "direct-uncertain", now_ms(), detail="its sender ended without an answer")
+        now = now_ms()
+        if not possible or not store.move(row, state, now, detail=detail + " (xmsg resolve)"):
+            row = store.by_id(row["id"])
+            raise NotPossible("#%d needs no resolving: it is %s" % (row["id"], shown_state(row)))
+        if state == "queued":
+            store.extend(row, now)
+    return row
