@@ -4,12 +4,14 @@ import os
 import sys
 import time
 
-from contract import (ENDED, IN_FLIGHT, LONGEST_NAME, NoSuchTarget, REFUSED_STATUS, RESERVED_NAMES, SETTINGS,
-                      SHORTEST_PREFIX, STATES, STORED, Settings, UNKNOWN_STATUS, UsageError, VERSION,
-                      XmsgError, age, clip, display_width, is_label, is_session_id, name_key, now_ms, one_line)
+from contract import (ENDED, HOSTS, IN_FLIGHT, LONGEST_NAME, NoSuchTarget, REFUSED_STATUS, RESERVED_NAMES,
+                      SETTINGS, SHORTEST_PREFIX, STATES, STORED, Settings, StoreReadOnly, UNKNOWN_STATUS,
+                      UsageError, VERSION, WAIT_SECONDS, XmsgError, age, clip, display_width, is_label,
+                      is_session_id, name_key, now_ms, one_line)
 from store import Store, is_unknown, myself, record_interpreter, shown_state
-from xmsg import (activity, cancel, describe_peer, display_name, find_message, hook_main, is_live,
-                  project_root, resolve, route, send, sender_identity, settle, show, source_line)
+from xmsg import (activity, all_peers, describe_peer, direct_facts, display_name, hook_main, is_live,
+                  project_root, resolve, route, sender_identity, show, source_line)
+from sending import cancel, find_message, look_for_evidence, send, settle, wait_for_proof
 
 
 # ---------------------------------------------------------------------------------------------------- reports
@@ -37,19 +39,21 @@ def message_record(store, row):
 def session_record(store, peer, queued, now):
     """A session as JSON reports it. The hook queue is the only window yet, so reason says what it waits for."""
     live = is_live(store, peer, now)
-    windows, reason = route({"host": peer["host"], "direct": True})
+    windows, reason = route(direct_facts(store, peer, live))
     return {"session": peer["session"], "host": peer["host"], "name": display_name(peer), "cwd": peer["cwd"],
             "project": peer["project"], "model": peer["model"], "permission_mode": peer["permission_mode"],
-            "pid": peer["pid"], "live": live, "activity": activity(peer) if live else "unknown", "seen_at": iso(store.seen_at(peer)),
+            "pid": peer["pid"], "live": live, "activity": activity(peer) if live else "unknown",
+            "seen_at": iso(store.seen_at(peer)),
             "queued": queued.get(peer["session"], 0), "host_queued": 0, "direct": bool(windows),
-            "window": windows[0] if windows else "hook", "reason": reason, "hooks": iso(peer["hook_seen"]),
+            "window": windows[0] if windows else "hook",
+            "reason": reason if live else "not open", "hooks": iso(peer["hook_seen"]),
             "successor": peer["successor"]}
 
 
 def session_records(store, everything=False, project=None, query=None):
     """The registered sessions, live ones first: by default those that are live or have mail waiting."""
     now, queued = now_ms(), store.queued_counts()
-    records = [session_record(store, peer, queued, now) for peer in store.peers()
+    records = [session_record(store, peer, queued, now) for peer in all_peers(store)
                if (project is None or peer["project"] == project) and (query is None or _mentions(peer, query))]
     records = [record for record in records if everything or record["live"] or record["queued"]]
     return sorted(records, key=lambda record: not record["live"])
@@ -152,7 +156,8 @@ def receipt(row, note):
     """The one line that `send` prints for a target."""
     state = shown_state(row)
     word = {"UNKNOWN": "unknown", "direct-uncertain": "unknown"}.get(state, state)
-    detail = {"delivered": row["window"], "queued": "ttl %ds; direct: %s" % (
+    confirmed = ", confirmed" if row["confirmed_at"] else ""
+    detail = {"delivered": (row["window"] or "") + confirmed, "queued": "ttl %ds; direct: %s" % (
         (row["expires_at"] - row["created_at"]) // 1000, note)}.get(state) or note or row["detail"] or ""
     return "%s #%d -> %s  (from %s, %s)" % (word, row["id"], row["target"], one_line(row["sender_label"]),
                                             one_line(detail))
@@ -197,8 +202,8 @@ def settings_markdown():
 # ---------------------------------------------------------------------------------------------------- main
 
 EPILOG = """\
-The first message: `xmsg list` shows who is there, `xmsg send NAME "text"` sends, and the text shows up in that session by
-itself. Nobody has to poll. `xmsg outbox` says what became of what you sent. `xmsg COMMAND --help` explains a command.
+The first message: `xmsg list` shows who is there, `xmsg send NAME "text"` sends, and the text shows up in that session
+by itself. Nobody has to poll. `xmsg outbox` says what became of what you sent. `xmsg COMMAND --help` explains each.
 
 exit status: 0 delivered, held or queued; 1 unexpected; 2 usage; 3 no such target; 4 ambiguous; 5 store; 6 UNKNOWN;
 7 refused, or too late to cancel; 8 another machine"""
@@ -236,7 +241,7 @@ def _dispatch(arguments):
         add_arguments, run, about = COMMANDS[name]
         parser = _parser(name, about)
         add_arguments(parser)
-        options = parser.parse_args(rest)
+        options = parser.parse_intermixed_args(rest)
         return run(options, Settings(os.environ), print)
     except XmsgError as error:
         return _report_error(error, json_wanted)
@@ -272,7 +277,8 @@ def help_text():
     lines = ["usage: xmsg COMMAND ...", "",
              "One AI coding agent session sends a message to another: Claude Code, Codex, Antigravity.", ""]
     lines += ["  %-9s %s" % (name, COMMANDS[name][2]) for name in COMMANDS]
-    return "\n".join(lines + ["  %-9s what xmsg-hook.sh runs: --host H [--event E], the payload on stdin" % "hook", "", EPILOG])
+    lines.append("  %-9s what xmsg-hook.sh runs: --host H [--event E], the payload on stdin" % "hook")
+    return "\n".join(lines + ["", EPILOG])
 
 
 def _parser(name, about):
@@ -312,6 +318,9 @@ def _send_arguments(parser):
     parser.add_argument("--key", metavar="KEY", help="while a message with this key waits, no second one is made")
     parser.add_argument("--replace", action="store_true", help="with --key: withdraw the one that waits first")
     parser.add_argument("--uid", metavar="UID", help="the message's own 16 hex digits: a resend makes no second one")
+    parser.add_argument("--wait", nargs="?", type=float, const=WAIT_SECONDS, metavar="S",
+                        help="wait until the receiver's transcript proves that it has the message; status 6 if that "
+                             "does not come within S seconds (30)")
     parser.add_argument("--dry-run", action="store_true", help="say where it would go and why; send nothing")
 
 
@@ -336,6 +345,9 @@ def run_send(options, settings, out):
     store = Store(settings)
     record_interpreter(settings)
     results = send(store, request, os.environ)
+    if options.wait is not None:
+        proven = wait_for_proof(store, [row for row, _ in results], options.wait)
+        results = [(row, note) for row, (_, note) in zip(proven, results)]
     if options.json:
         print_json({"messages": [message_record(store, row) for row, _ in results]}, out)
     else:
@@ -344,7 +356,8 @@ def run_send(options, settings, out):
     if results[0][0]["sender_kind"] == "unknown":
         sys.stderr.write("xmsg: no session's identity was found, so the message is shown as from an unknown source; "
                          "set XMSG_FROM_TOOL and XMSG_FROM_SESSION\n")
-    return group_status(row for row, _ in results)
+    unproven = options.wait is not None and not all(row["confirmed_at"] for row, _ in results)
+    return group_status([row for row, _ in results]) or (UNKNOWN_STATUS if unproven else 0)
 
 
 def group_status(rows):
@@ -377,8 +390,8 @@ def _dry_run(request, settings, options, out):
     sender = sender_identity(store, os.environ, request["label"], request["notification"])
     now, plans = now_ms(), []
     for peer in resolve(store, request["target"], sender, request["force"]):
-        windows, reason = route({"host": peer["host"], "direct": request["direct"]})
-        live = bool(peer["pid"] or peer["hook_seen"]) and is_live(store, peer, now)
+        windows, reason = route(direct_facts(store, peer, request["direct"]))
+        live = not peer.get("forced") and is_live(store, peer, now)
         plans.append({"session": peer["session"], "host": peer["host"], "name": display_name(peer), "live": live,
                       "windows": windows + ["hook"], "reason": reason, "from": sender["label"]})
     if options.json:
@@ -436,10 +449,23 @@ def _outbox_arguments(parser):
     parser.add_argument("--limit", type=int, default=20, metavar="N", help="the newest N")
 
 
+def store_with_evidence(settings):
+    """The store for a report that looks for evidence first, and (store, False) where it can only be read."""
+    if os.path.exists(settings.db):
+        try:
+            return Store(settings), True
+        except StoreReadOnly:
+            pass
+    return Store(settings, write=False), False
+
+
 def run_outbox(options, settings, out):
-    store = Store(settings, write=False)
+    store, may_write = store_with_evidence(settings)
     sender = sender_identity(store, os.environ)
     target = resolve(store, options.to, {"self": ""}, force=True)[0]["session"] if options.to else None
+    if may_write:
+        rows = own_messages(store, sender, target, True, options.limit)
+        look_for_evidence(store, sorted({row["target"] for row in rows if not row["confirmed_at"]}))
     rows = own_messages(store, sender, target, options.all, options.limit)
     if options.json:
         print_json({"messages": [message_record(store, row) for row in rows]}, out)
@@ -516,8 +542,10 @@ def _message_argument(parser):
 
 
 def run_show(options, settings, out):
-    store = Store(settings, write=False)
+    store, may_write = store_with_evidence(settings)
     row = find_message(store, options.id)
+    if may_write and not row["confirmed_at"] and look_for_evidence(store, [row["target"]]):
+        row = store.by_id(row["id"])
     events = store.events(row["id"])
     if options.json:
         print_json(dict(message_record(store, row), events=[dict(event, at=iso(event["at"])) for event in events]), out)
@@ -638,6 +666,95 @@ def run_settings(options, settings, out):
     return 0
 
 
+def _install_arguments(parser):
+    parser.add_argument("--host", action="append", choices=HOSTS, help="only this host; default: every host found")
+    parser.add_argument("--dry-run", action="store_true", help="print what would change; change nothing")
+
+
+def run_install(options, settings, out):
+    import hook_install
+    hosts = options.host or hook_install.hosts_found(os.environ)
+    records = hook_install.install(hosts, _beside("xmsg-hook.sh"), os.environ, options.dry_run)
+    records.append(hook_install.link(_beside("bin/xmsg"), os.environ, options.dry_run))
+    if not options.dry_run:
+        store = Store(settings)
+        record_interpreter(settings)
+        store.close()
+    status = _report_changes(records, options, out)
+    if not hosts and not options.json:
+        out("no host was found; install Claude Code, Codex or agy, or name one with --host")
+    elif not status and not options.json:
+        out("sessions that start from now on can be reached; `xmsg list` shows them after their first hook")
+    return status
+
+
+def run_uninstall(options, settings, out):
+    import hook_install
+    hosts = options.host or hook_install.HOSTS
+    records = hook_install.uninstall(hosts, _beside("xmsg-hook.sh"), os.environ, options.dry_run)
+    if not options.host:
+        records.append(hook_install.unlink(_beside("bin/xmsg"), os.environ, options.dry_run))
+    status = _report_changes(records, options, out)
+    if not options.json:
+        out("the store stays: `rm -r %s` removes it" % os.path.dirname(settings.db))
+    return status
+
+
+def _beside(name):
+    return os.path.join(os.path.dirname(os.path.realpath(__file__)), *name.split("/"))
+
+
+def _report_changes(records, options, out):
+    if options.json:
+        print_json({"changes": records}, out)
+    else:
+        for record in records:
+            out("%-7s %-9s %s%s" % (record["host"] or "xmsg", record["action"], record["path"],
+                                    "\n        " + record["detail"] if record["detail"] else ""))
+            if options.dry_run and record["diff"]:
+                out(record["diff"])
+    return 1 if any(record["action"] == "refused" for record in records) else 0
+
+
+def _doctor_arguments(parser):
+    parser.add_argument("--probe", metavar="SESSION",
+                        help="send a marked message to this session and say which window carried it, and how fast")
+
+
+def run_doctor(options, settings, out):
+    if options.probe:
+        return _probe(options, settings, out)
+    import doctor
+    checks = doctor.examine(settings, os.environ)
+    well = all(check["ok"] is not False for check in checks)
+    if options.json:
+        print_json({"well": well, "checks": checks}, out)
+    else:
+        for check in checks:
+            word = {True: "ok", False: "WRONG", None: "note"}[check["ok"]]
+            color = {True: "green", False: "red", None: "yellow"}[check["ok"]]
+            out("%s  %-18s %s" % (paint("%-5s" % word, color), check["check"], one_line(check["detail"])))
+            if check["advice"]:
+                out("       %-18s -> %s" % ("", one_line(check["advice"])))
+    return 0 if well else 1
+
+
+def _probe(options, settings, out):
+    store = Store(settings)
+    begin = time.monotonic()
+    request = {"target": options.probe, "label": "", "priority": 0, "ttl": 600, "key": None, "uid": None,
+               "replace": False, "reply_to": None, "force": False, "direct": True, "notification": True,
+               "body": "a probe of `xmsg doctor`; nothing is to be done"}
+    row = wait_for_proof(store, [row for row, _ in send(store, request, os.environ)], WAIT_SECONDS)[0]
+    taken = time.monotonic() - begin
+    if options.json:
+        print_json({"messages": [message_record(store, row)], "seconds": round(taken, 3)}, out)
+    else:
+        out("%s%s after %.1f s%s" % (shown_state(row), " by " + row["window"] if row["window"] else "", taken,
+                                     ", confirmed by its transcript" if row["confirmed_at"] else ", not confirmed"))
+    return 0 if row["confirmed_at"] else UNKNOWN_STATUS
+
+
 def run_demo(options, settings, out):
     """Two pretend sessions in a store of their own, through the real hook and the real command line."""
     import shutil
@@ -696,6 +813,9 @@ COMMANDS = {
     "resolve": (_resolve_arguments, run_resolve, "settle a message whose fate is UNKNOWN"),
     "name": (_name_arguments, run_name, "give a session a name to be reached by"),
     "find": (_find_arguments, run_find, "search the sessions, ended ones too"),
+    "install": (_install_arguments, run_install, "add the hook entries to the hosts' configuration"),
+    "uninstall": (_install_arguments, run_uninstall, "take exactly these entries away again"),
+    "doctor": (_doctor_arguments, run_doctor, "what works, what does not, and what to do about it"),
     "settings": (_settings_arguments, run_settings, "the environment variables, their values and meaning"),
     "demo": (_no_arguments, run_demo, "the whole way of a message, with two pretend sessions"),
 }

@@ -28,7 +28,8 @@ STATES = {
                          "queued": "the same sender", "direct-uncertain": "the same sender, or anyone once it is dead"},
                         "shown UNKNOWN"),
     "direct-uncertain": ("bytes may have left, no answer came",
-                         {"delivered": "evidence, or `xmsg resolve`", "queued": "`xmsg resolve --requeue`",
+                         {"delivered": "evidence, a late receipt, or `xmsg resolve`", "held": "a late receipt",
+                          "refused": "a late receipt", "queued": "a late receipt, or `xmsg resolve --requeue`",
                           "cancelled": "`xmsg resolve --drop`"},
                          "itself, shown UNKNOWN"),
     "hook-inflight": ("a hook claimed it; its output is not flushed yet",
@@ -59,7 +60,7 @@ OUTCOME_STATES = {"ACCEPTED": "delivered", "HELD": "held", "REFUSED": "refused",
 WINDOWS = {
     ("claude", "SessionStart"): "context", ("claude", "UserPromptSubmit"): "context",
     ("claude", "PreToolUse"): "context", ("claude", "PostToolUse"): "context", ("claude", "Stop"): "stop",
-    ("claude", "FileChanged"): "wake",
+    ("claude", "FileChanged"): "wake", ("claude", "CwdChanged"): None,
     ("codex", "SessionStart"): "context", ("codex", "UserPromptSubmit"): "context",
     ("codex", "PreToolUse"): "context", ("codex", "PostToolUse"): "context", ("codex", "Stop"): "block",
     ("agy", "SessionStart"): None, ("agy", "PreInvocation"): "step", ("agy", "Stop"): "continue",
@@ -149,6 +150,7 @@ class BadPayload(XmsgError):
     code = "bad_payload"
 
 
+WAIT_SECONDS = 30  # of `send --wait` without a number
 UNKNOWN_STATUS = 6
 REFUSED_STATUS = 7
 
@@ -170,6 +172,7 @@ SETTINGS = (
     ("XMSG_MAX_PER_INJECT", "count", 10, (1, 100), "the most messages in one injection"),
     ("XMSG_MAX_BODY_CHARS", "count", 8000, (1, 1000000), "the longest body; a longer one is refused, never cut"),
     ("XMSG_HOOK_TIMEOUT", "seconds", 3, (0, 4.9), "a hook ends itself after this, below the 5 s that the hosts give"),
+    ("XMSG_DIRECT_TIMEOUT", "seconds", 1.5, (0.1, 60), "how long a Claude Code session's inbox may take"),
     ("XMSG_RETAIN_SECONDS", "seconds", 1209600, (60, 3650 * 86400), "ended messages are kept this long"),
     ("XMSG_RETAIN_PEER_SECONDS", "seconds", 2592000, (60, 3650 * 86400), "unseen sessions are kept this long"),
     ("XMSG_HOOK_SWEEP_INTERVAL", "seconds", 3600, (0, 365 * 86400), "the hook sweeps at most this often"),

@@ -97,6 +97,7 @@ class Store:
 
     def __init__(self, settings, write=True, busy_seconds=2.0):
         self.settings, self.path, self.hints = settings, settings.db, settings.db + ".hints"
+        self.found = None  # what xmsg.found_sessions() has read of the hosts, once a command
         if write:
             self._prepare_files()
             self._connect(self.path, busy_seconds)
@@ -110,6 +111,10 @@ class Store:
 
     def close(self):
         self._db.close()
+
+    def reopen(self):
+        """Connects again after close(); a process must hold no connection while it forks."""
+        self._connect(self.path, 2.0)
 
     # ---- files
 
@@ -173,7 +178,10 @@ class Store:
                 if "immutable" in option or os.path.exists(self.path + "-wal"):
                     raise
         self._check_version(version)
-        if version == 0:
+        if version == 0 and self._is_earlier():
+            self._db.close()
+            self.__init__(self.settings)
+        elif version == 0:
             self._connect(":memory:", busy_seconds)
             self._migrate()
 
@@ -187,16 +195,33 @@ class Store:
         self._check_version(version)
         if version == SCHEMA:
             return
-        if self._one("select 1 from sqlite_master where name = 'messages'"):
-            raise StoreRefused("%s belongs to the earlier xmsg; move it away, or set XMSG_DB to another file"
-                               % self.path)
         self._to_wal()
+        if self._is_earlier():
+            import adoption
+            adoption.keep_copy(self._db, self.path)
         with self.transaction():
-            if self._one("pragma user_version")[0] == 0:
-                for statement in TABLES.split(";\n"):
-                    if statement.strip():
-                        self._execute(statement)
-                self._execute("pragma user_version = %d" % SCHEMA)
+            if self._one("pragma user_version")[0]:
+                return
+            try:
+                if self._is_earlier():
+                    import adoption
+                    adoption.adopt(self._db, self._create, self.raise_hint)
+                else:
+                    self._create("table")
+                    self._create("index")
+            except sqlite3.Error as error:
+                raise self._typed(error) from error
+            self._execute("pragma user_version = %d" % SCHEMA)
+
+    def _is_earlier(self):
+        """Whether the tables are those of the earlier xmsg, which set no user_version."""
+        return (self._one("pragma user_version")[0] == 0
+                and self._one("select 1 from pragma_table_info('messages') where name = 'to_session'") is not None)
+
+    def _create(self, what):
+        for statement in TABLES.split(";\n"):
+            if statement.strip().startswith("create " + what):
+                self._execute(statement)
 
     def _to_wal(self):
         """SQLite does not wait for other connections when it changes the journal mode, so two first runs collide."""
@@ -439,6 +464,35 @@ class Store:
             "order by target, priority desc, id limit :limit",
             {"target": target, "limit": limit if limit is not None else -1})]
 
+    def waiting_before(self, row):
+        """The older waiting rows of the same sender and target."""
+        return [dict(other) for other in self._all(
+            "select * from messages where target = :target and state = 'queued' and id < :id and "
+            "sender_session = :sender_session and sender_label = :sender_label and expires_at > :created_at "
+            "order by id",
+            row)]
+
+    def unproven(self, target):
+        """The rows of a target that evidence could settle or confirm, newest first, with `since`: their claim, ms."""
+        rows = self._all(
+            "select *, (select min(at) from events where message = id and events.state in "
+            "('direct-inflight', 'hook-inflight')) as since from messages where target = :target and (("
+            + IS_OPEN + " and state != 'reserved') or (state = 'delivered' and confirmed_at is null)) "
+            "order by id desc limit 200", {"target": target})
+        return [dict(row) for row in rows]
+
+    def occurrences(self, target):
+        """The evidence that has confirmed a message of a target already."""
+        return [row[0] for row in self._all("select evidence from messages where target = ? and evidence is not null",
+                                            (target,))]
+
+    def confirm(self, row, now, evidence):
+        """Notes the proof that a delivered message reached the model. Call it in a transaction."""
+        self._execute("update messages set confirmed_at = :now, evidence = :evidence where id = :id and "
+                      "state = 'delivered' and confirmed_at is null",
+                      {"now": now, "evidence": evidence, "id": row["id"]})
+        self._record(row["id"], now, "delivered", row["window"], "confirmed: %s" % evidence)
+
     def queued_counts(self):
         return dict(self._all("select target, count(*) from messages where state = 'queued' group by target"))
 
@@ -544,10 +598,48 @@ class Store:
         self._execute("insert into meta (key, value) values (?, ?) "
                       "on conflict (key) do update set value = excluded.value", (key, value))
 
-    def sweep(self, now, every_ms=0):
+    def integrity(self):
+        """What SQLite's own check finds wrong, "" if nothing."""
+        found = self._one("pragma integrity_check(1)")[0]
+        return "" if found == "ok" else found
+
+    def free_pages(self):
+        return self._one("pragma freelist_count")[0]
+
+    def loose_modes(self):
+        """The files and folders of the store that others can read or write."""
+        paths = [self.path + suffix for suffix in ("", "-wal", "-shm", ".faults", ".faults.old", ".faults.shell")]
+        paths += [self.hints] + [os.path.join(self.hints, name) for name in ("mail", "peer", "live", "wake")]
+        return [path for path in paths if os.path.exists(path) and os.stat(path).st_mode & 0o077]
+
+    def hook_last_seen(self, host):
+        """When a hook of this host last registered a session, ms; None if never."""
+        return self._one("select max(hook_seen) from peers where host = ?", (host,))[0]
+
+    def newest_time(self):
+        """The latest time that the store holds, ms."""
+        return self._one("select coalesce((select max(state_at) from messages), 0)")[0]
+
+    def targets_open(self):
+        """The sessions with a message whose fate is open or not proven."""
+        return [row[0] for row in self._all("select distinct target from messages where " + IS_OPEN +
+                                            " union select target from (select target from messages where "
+                                            "state = 'delivered' and confirmed_at is null order by id desc limit 100)")]
+
+    def repair_hints(self):
+        """Raises each mail hint that is missing (a restored backup, an insert by hand); returns how many."""
+        raised = 0
+        for target in self.queued_counts():
+            with self.transaction():
+                if self._waiting(target) and not os.path.exists(os.path.join(self.hints, "mail", target)):
+                    self.raise_hint(target)
+                    raised += 1
+        return raised
+
+    def sweep(self, now, every_ms=0, anything=False):
         """Ends what is overdue, forgets what is old, compacts the file; returns counts, None if it is not time yet.
 
-        Bounded in rows a call. Never call it between a claim and its flush.
+        Bounded in rows a call; anything: compacts a file of any size. Never call it between a claim and its flush.
         """
         settings = self.settings
         counts = {"expired": 0, "forgotten": 0, "sessions": 0}
@@ -583,7 +675,7 @@ class Store:
         for session in gone:
             self._forget_hints(session)
         free = self._one("pragma freelist_count")[0]
-        if free > settings.vacuum_free_pages and os.path.getsize(self.path) < VACUUM_IN_PASSING:
+        if free > settings.vacuum_free_pages and (anything or os.path.getsize(self.path) < VACUUM_IN_PASSING):
             self._execute("vacuum")
         return counts
 

@@ -49,6 +49,8 @@ nothing_to_do() {
         [[ $head == *'"hook_event_name":"FileChanged"'* ]]
         return
     fi
+    # These two have something to say every time: what the session is to watch.
+    [[ $head != *'"hook_event_name":"SessionStart"'* && $head != *'"hook_event_name":"CwdChanged"'* ]] || return 1
     while IFS= read -r prefix; do
         [[ -n $prefix && $head == "$prefix"* ]] && known=1 && break
     done < "$hints/peer/$session"
@@ -69,11 +71,11 @@ find_python() {
 }
 
 # The alarm keeps its default action, which ends Python even inside SQLite's own waiting; `timeout` is missing on macOS.
-# _exit leaves out the interpreter's own tidying, a tenth of the whole.
+# _exit leaves out the interpreter's own tidying, a tenth of the whole; `_signal`, the enums of `signal`.
 run_python() {
     XMSG_HOOK_HEAD=$head "$python" -I -S -c '
-import os, signal, sys
-signal.setitimer(signal.ITIMER_REAL, float(sys.argv[2]))
+import _signal, os, sys
+_signal.setitimer(_signal.ITIMER_REAL, float(sys.argv[2]))
 sys.path.append(sys.argv[1])
 from xmsg import hook_main
 os._exit(hook_main(sys.argv[3:]))' "${impl%/*}" "$limit" "$host" "$event" 3>&-

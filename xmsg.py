@@ -17,12 +17,11 @@ import sys
 import time
 
 from contract import (Ambiguous, BUDGETS, BadPayload, HOSTS, ITEM_CHARS, LONGEST_NAME, LONGEST_PAYLOAD,
-                      NoSuchTarget, NotPossible, OUTCOME_STATES, RESERVED_NAMES, RemoteError,
-                      SHORTEST_LABEL_ID, SHORTEST_PREFIX, STOPS_A_TURN, STOP_CONTEXT_SINCE, Settings,
-                      UsageError, WAITER_SECONDS, WATCH_DELAY, WINDOWS, age, clean_body, clean_text, clip,
-                      is_label, is_session_id, name_key, neutralize, now_ms, one_line, phrase,
-                      quote_imitations)
-from store import Store, is_unknown, myself, note_fault, record_interpreter, shown_state
+                      NoSuchTarget, PHRASES, RESERVED_NAMES, RemoteError, SHORTEST_LABEL_ID, SHORTEST_PREFIX,
+                      STOPS_A_TURN, STOP_CONTEXT_SINCE, Settings, UsageError, WAITER_SECONDS, WATCH_DELAY,
+                      WINDOWS, age, clean_text, clip, is_label, is_session_id, name_key, neutralize, now_ms,
+                      one_line, phrase, quote_imitations)
+from store import Store, myself, note_fault, record_interpreter
 
 
 # ---------------------------------------------------------------------------------------------------- registry
@@ -59,15 +58,65 @@ def _shared_root(dot_git):
     return os.path.dirname(common) if os.path.basename(common) == ".git" else common
 
 
+def found_sessions(store):
+    """The open sessions that the hosts themselves tell of, as {session: peer's row}, registered or not.
+
+    Claude Code's registry of its processes, and the threads that Codex holds open. Read once a command.
+    """
+    if store.found is None:
+        import claude_delivery
+        import codex_delivery
+        store.found = {}
+        for record in claude_delivery.sessions(claude_delivery.config_dirs(os.environ)):
+            title = record.name if record.name_source in ("user", "peer") else ""
+            _add_found(store, "claude", record.session, pid=record.pid, pid_start=record.start, title=title or "",
+                       cwd=record.cwd or "")
+        for thread in codex_delivery.open_threads(codex_delivery.codex_home(os.environ)):
+            _add_found(store, "codex", thread["session"], title=thread["name"], cwd=thread["cwd"],
+                       model=thread["model"])
+    return store.found
+
+
+def _add_found(store, host, session, **facts):
+    now = now_ms()
+    peer = store.peer(session) or {
+        "session": session, "host": host, "name": "", "name_key": "", "title": "", "title_key": "", "cwd": "",
+        "project": "", "model": "", "permission_mode": "", "transcript": "", "pid": None, "pid_start": None,
+        "successor": None, "first_seen": now, "last_seen": now, "hook_seen": None}
+    peer.update({key: clean_text(value) if isinstance(value, str) else value for key, value in facts.items() if value})
+    peer.update(title=one_line(peer["title"])[:LONGEST_NAME], successor=None)
+    peer.update(title_key=name_key(peer["title"]))
+    if not peer["project"] and peer["cwd"]:
+        peer["project"] = project_root(peer["cwd"])
+    store.found[session] = peer
+
+
+def all_peers(store):
+    """Every session that is registered or open, the newest first."""
+    found = found_sessions(store)
+    peers = [found.get(peer["session"], peer) for peer in store.peers()]
+    known = {peer["session"] for peer in peers}
+    return [peer for session, peer in found.items() if session not in known] + peers
+
+
 def is_live(store, peer, now):
     """Whether a session is open, by fact where there is one.
 
-    A host process holds one session at a time, the one that was registered last. A session whose process is not known
-    (a Codex thread in a daemon) counts as live for XMSG_PEER_STALE_SECONDS after its last sign.
+    A Codex thread is open while somebody holds its writer lock. A host process holds one session at a time, the one
+    that was registered last. Where no fact is to be had, a session counts as live for XMSG_PEER_STALE_SECONDS after its
+    last sign.
     """
     import host_process
+    if store.found and peer["session"] in store.found:
+        return True
     if peer["successor"]:
         return False
+    if peer["host"] == "codex":
+        import codex_delivery
+        home = codex_delivery.home_of(peer["transcript"])
+        held = codex_delivery.writer(home, peer["session"]) if home else None
+        if held is not None:
+            return bool(held)
     if peer["pid"]:
         if not host_process.alive(peer["pid"], peer["pid_start"]):
             return False
@@ -80,9 +129,7 @@ def activity(peer):
     if peer["host"] != "claude" or not peer["pid"]:
         return "unknown"
     import claude_delivery
-    reported = [claude_delivery.config_dir_of(peer["transcript"])] if peer["transcript"] else []
-    return claude_delivery.session_status(peer["session"], peer["pid"],
-                                          claude_delivery.config_dirs(os.environ, reported))
+    return claude_delivery.session_status(peer["session"], peer["pid"], claude_dirs(peer))
 
 
 def process_of_session(host):
@@ -105,9 +152,10 @@ def sender_identity(store, environ, label="", notification=False):
     import host_process
     settings = store.settings
     nearest = host_process.nearest_host()
+    process = (nearest.pid, nearest.start) if nearest and nearest.role != "server" else None
     given = label or settings.from_
     if notification:
-        return {"kind": "notification", "host": "", "session": "", "self": "",
+        return {"kind": "notification", "host": "", "session": "", "self": "", "process": None,
                 "label": _given_label(store, given, "") if given else "xmsg"}
     host, session = _host_variables(store, environ, nearest)
     if settings.from_session:
@@ -122,11 +170,12 @@ def sender_identity(store, environ, label="", notification=False):
         held = store.peers_of_process(nearest.pid, nearest.start)
         host, session = nearest.kind, held[0]["session"] if held else ""
     if session and host in HOSTS:
-        return {"kind": "agent", "host": host, "session": session, "self": session,
+        return {"kind": "agent", "host": host, "session": session, "self": session, "process": process,
                 "label": _given_label(store, given, session) if given else session_label(store, session)}
     operator = not host and not nearest and os.isatty(0)
     return {"kind": "operator" if operator else "unknown", "host": one_line(host)[:LONGEST_NAME], "session": "",
-            "self": session, "label": _given_label(store, given, "") if given else host or _login_name()}
+            "self": session, "process": process,
+            "label": _given_label(store, given, "") if given else host or _login_name()}
 
 
 def _host_variables(store, environ, nearest):
@@ -214,7 +263,8 @@ def resolve(store, spec, sender, force=False):
             raise UsageError("%s is this session itself" % one_line(spec))
         return peers
     if force and is_session_id(rest):
-        return [{"session": rest, "host": host or "", "name": "", "title": "", "pid": None, "hook_seen": None}]
+        return [{"session": rest, "host": host or "", "name": "", "title": "", "pid": None, "hook_seen": None,
+                 "transcript": "", "forced": True}]
     raise NoSuchTarget("no session is called %s; `xmsg list --all` shows every one that is known%s" % (
         one_line(spec)[:LONGEST_NAME],
         ", --force queues for a full id all the same" if is_session_id(rest) else ""))
@@ -230,13 +280,21 @@ def _matches(store, word, host, now):
     full = present([word]) if is_session_id(word) and store.peer(word) else []
     if full:
         return full
-    named = of_host(store.peers_named(word))
+    found = found_sessions(store)
+    if word in found:
+        return of_host([found[word]])
+    named = {peer["session"]: peer for peer in store.peers_named(word)}
+    named.update((session, peer) for session, peer in found.items() if peer["title_key"] and name_key(word) in (
+        peer["title_key"], peer["name_key"]))
+    named = of_host(named.values())
     pool = [peer for peer in named if is_live(store, peer, now)] or named
     given = [peer for peer in pool if peer["name_key"] == name_key(word)]
     if pool:
         return given if len(given) == 1 else pool
     if len(word) >= SHORTEST_PREFIX and is_session_id(word):
         begun = present(peer["session"] for peer in store.peers_beginning(word))
+        begun += of_host(peer for session, peer in found.items()
+                         if session.startswith(word) and not store.peer(session))
         if begun:
             return begun
     # A label that a sender gave itself (XMSG_FROM) leads back to it as well.
@@ -249,7 +307,7 @@ def _group(store, spec, host, sender, now):
     if spec == "project":
         own = store.peer(sender["self"]) if sender["self"] else None
         project = own["project"] if own else project_root(os.getcwd())
-    peers = [peer for peer in store.peers()
+    peers = [peer for peer in all_peers(store)
              if host in (None, peer["host"]) and project in (None, peer["project"])
              and peer["session"] != sender["self"] and is_live(store, peer, now)]
     if not peers:
@@ -260,31 +318,60 @@ def _group(store, spec, host, sender, now):
 def route(facts):
     """The windows to try before the hooks, best first, and the reason if there is none. A pure function.
 
-    facts: host, direct (whether the sender allows it).
+    facts: host; direct, whether the sender allows it; inbox_fault, why a Claude Code session's inbox cannot be used.
     """
     if not facts["direct"]:
         return [], "not tried (--no-direct)"
+    if facts["host"] == "claude":
+        return ([], facts["inbox_fault"]) if facts["inbox_fault"] else (["uds-direct"], None)
     return [], "no direct window"
+
+
+def direct_facts(store, peer, direct):
+    """What route() decides on, gathered for one target."""
+    facts = {"host": peer["host"], "direct": direct, "inbox_fault": None}
+    if direct and peer["host"] == "claude":
+        import claude_delivery
+        facts["inbox_fault"] = claude_delivery.find_inbox(peer["session"], claude_dirs(peer))[1]
+    return facts
+
+
+def claude_dirs(peer):
+    """The configuration directories in which a Claude Code session may be registered."""
+    import claude_delivery
+    reported = [claude_delivery.config_dir_of(peer["transcript"])] if peer.get("transcript") else []
+    return claude_delivery.config_dirs(os.environ, filter(None, reported))
 
 
 # ---------------------------------------------------------------------------------------------------- rendering
 
 def source_line(store, row):
     """The one line above a body that says who speaks, and that it is not the user."""
+    key, who = _source(store, row)
+    return phrase(key, store.settings) % who
+
+
+def source_lines(store, row):
+    """The line in every language, as a transcript may hold it."""
+    key, who = _source(store, row)
+    return [line % who for line in PHRASES[key]]
+
+
+def _source(store, row):
     if row["sender_kind"] == "notification":
-        return phrase("notification", store.settings) % row["sender_label"]
+        return "notification", row["sender_label"]
     if row["sender_kind"] != "agent":
         who = row["sender_label"]
         if row["sender_host"] and row["sender_host"] != who:
             who += " · " + row["sender_host"]
-        return phrase("unknown", store.settings) % who
+        return "unknown", who
     address = "%s:%s" % (row["sender_host"], store.short_id(row["sender_session"]))
     label = row["sender_label"]
     # A label that has since become another session's name would lead a reply astray.
     if (len(label) >= SHORTEST_LABEL_ID and row["sender_session"].startswith(label)) or any(
             peer["session"] != row["sender_session"] for peer in store.peers_named(label)):
-        return phrase("peer", store.settings) % address
-    return phrase("peer", store.settings) % ("%s · %s" % (label, address))
+        return "peer", address
+    return "peer", "%s · %s" % (label, address)
 
 
 def render(store, row):
@@ -444,11 +531,11 @@ def _claude_or_codex_call(host, event, fields, payload):
     told = _text(fields, "hook_event_name")
     if event != "FileChanged" and event:
         told = event
-    shape = WINDOWS.get((host, event if event == "FileChanged" else told))
+    known = (host, event if event == "FileChanged" else told)
     # A subagent's tool call carries its parent's session id; what it is shown, the parent never sees.
-    if shape is None or fields.get("agent_id") or fields.get("agent_type"):
+    if known not in WINDOWS or fields.get("agent_id") or fields.get("agent_type"):
         return None
-    return {"host": host, "event": told, "shape": shape, "session": _session(fields, "session_id"),
+    return {"host": host, "event": told, "shape": WINDOWS[known], "session": _session(fields, "session_id"),
             "cwd": _path(fields.get("cwd")), "model": _text(fields, "model"), "title": _text(fields, "session_title"),
             "permission_mode": _text(fields, "permission_mode"), "source": _text(fields, "source"),
             "transcript": _path(fields.get("transcript_path")),
@@ -521,7 +608,8 @@ def register_session(store, call, now):
         pid, start = process_of_session(call["host"])
     peer = {"session": call["session"], "host": call["host"], "cwd": call["cwd"], "model": call["model"],
             "permission_mode": call["permission_mode"], "transcript": call["transcript"],
-            "title": one_line(call["title"])[:LONGEST_NAME], "pid": pid, "pid_start": start, "opened": call["event"] == "SessionStart"}
+            "title": one_line(call["title"])[:LONGEST_NAME], "pid": pid, "pid_start": start,
+            "opened": call["event"] == "SessionStart"}
     if call["cwd"] and not (known and known["cwd"] == call["cwd"]):
         peer["project"] = project_root(call["cwd"])
     row = store.register(peer, now)
@@ -543,7 +631,8 @@ def show_mail(store, call, now, write):
     """Claims what waits, shows it through write(text), and says so in the store. Returns the rows that were shown."""
     shape, session = call["shape"], call["session"]
     watch = None
-    if call["host"] == "claude" and call["event"] == "SessionStart" and store.settings.wake == "on":
+    # Claude Code forgets what it watches when its shell changes the folder (2.1.281 and 2.1.332).
+    if call["host"] == "claude" and call["event"] in ("SessionStart", "CwdChanged") and store.settings.wake == "on":
         watch = os.path.join(store.hints, "mail", session)
     rows, text = [], ""
     if shape and may_claim(store, call):
@@ -631,12 +720,13 @@ def wake_idle_session(store, call):
     """Claude Code's FileChanged entry: waits until the session is idle or its mail is gone, then claims.
 
     What it prints makes xmsg-hook.sh leave with 2, which wakes the session. One waiter a session, whatever the number
-    of events. A second entry, at SessionStart, comes here too, for mail that came before the host began to watch.
+    of events. Second entries, at SessionStart and CwdChanged, come here too, for mail that came before the host began
+    to watch.
     """
     # `claude -p` ends when it is idle: it would not live to see what is claimed for it.
     if store.settings.wake != "on" or os.environ.get("CLAUDE_CODE_ENTRYPOINT") == "sdk-cli":
         return
-    if call["event"] == "SessionStart":
+    if call["event"] != "FileChanged":
         time.sleep(WATCH_DELAY)
     deadline = time.monotonic() + WAITER_SECONDS
     # A waiter that found no mail looks again after it let the lock go: the event of mail that came in between may have
@@ -710,138 +800,3 @@ def banner(rows):
             os.close(descriptor)
     except OSError:
         pass
-
-
-# ---------------------------------------------------------------------------------------------------- send
-
-# window -> adapter(row, leave) -> outcome. An adapter calls leave() before the first byte of the message can leave.
-ADAPTERS = {}
-
-
-def send(store, request, environ):
-    """Queues one message for every target, durably, then tries the direct windows. Returns [(row, note)].
-
-    request: target, body, label, ttl (seconds), priority, key, uid, replace, reply_to, force, direct, notification.
-    note: why the row is where it is, for the receipt.
-    """
-    settings = store.settings
-    sender = sender_identity(store, environ, request["label"], request["notification"])
-    body = clean_body(request["body"], settings.max_body_chars)
-    targets = resolve(store, request["target"], sender, request["force"])
-    if request["uid"] and len(targets) > 1:
-        raise UsageError("--uid names one message, and %s is %d sessions" % (request["target"], len(targets)))
-    reply_to = reply_uid(store, request["reply_to"], sender) if request["reply_to"] else None
-    now = now_ms()
-    store.requeue_reserved(now)
-    with store.transaction():
-        rows = [store.add(_message(request, sender, body, peer, reply_to, now), now, request["replace"])
-                for peer in targets]
-    results = []
-    for row, peer in zip(rows, targets):
-        if row["created_at"] != now or row["state"] != "queued":
-            results.append((row, "the same request as before"))
-        else:
-            results.append((row, deliver(store, row, peer, request["direct"])))
-    store.sweep(now_ms())
-    return results
-
-
-def _message(request, sender, body, peer, reply_to, now):
-    return {"uid": request["uid"] or os.urandom(8).hex(), "expires_at": now + int(request["ttl"] * 1000),
-            "sender_kind": sender["kind"], "sender_label": sender["label"], "sender_host": sender["host"],
-            "sender_session": sender["session"], "target": peer["session"], "target_host": peer["host"], "body": body,
-            "priority": request["priority"], "request_key": request["key"] or None, "reply_to": reply_to}
-
-
-def reply_uid(store, which, sender):
-    """The uid of the message that a reply answers: an id, a uid, or `last`, the newest that came to this session."""
-    if which == "last":
-        if not sender["session"]:
-            raise UsageError("--reply-to last needs a session of its own; give the message's id")
-        row = store.last_received(sender["session"])
-        if not row:
-            raise UsageError("nothing has come to this session yet, so there is no last message to reply to")
-        return row["uid"]
-    return find_message(store, which)["uid"]
-
-
-def find_message(store, which):
-    """The row of a message by its number or uid. UsageError if it is neither; NoSuchTarget if there is none."""
-    row = store.by_id(int(which)) if which.isdecimal() and which.isascii() and len(which) < 16 else None
-    row = row or store.by_uid(which)
-    if not row:
-        raise NoSuchTarget("there is no message %s; `xmsg outbox --all` lists what was sent, `xmsg inbox` what came"
-                           % one_line(which)[:40])
-    return row
-
-
-def deliver(store, row, peer, direct):
-    """Tries the direct windows of a queued row, best first. Returns why it is where it then is."""
-    windows, reason = route({"host": peer["host"], "direct": direct})
-    for window in windows:
-        word, reason = attempt(store, row, ADAPTERS[window])
-        if word != "NOT_SENT":
-            break
-    return reason
-
-
-def attempt(store, row, adapter):
-    """One try through one window: reserves the row, runs the adapter and settles what it answers.
-
-    Whether bytes can have left is what the row says: the adapter's leave() moves it to direct-inflight, durably, first.
-    A failure before that is NOT_SENT, after it UNKNOWN, unless the host itself answered.
-    """
-    holder = myself()
-    with store.transaction():
-        if not store.move(row, "reserved", now_ms(), holder=holder):
-            return "UNKNOWN", "another process took it"
-
-    def leave():
-        with store.transaction():
-            if not store.move(row, "direct-inflight", now_ms(), holder=holder):
-                raise RuntimeError("the reservation was lost")
-
-    try:
-        word, text = adapter(row, leave)
-    except Exception as error:
-        word, text = "UNKNOWN", "%s: %s" % (type(error).__name__, error)
-    if row["state"] == "reserved":
-        word = "NOT_SENT"
-    with store.transaction():
-        accepted = word == "ACCEPTED"
-        store.move(row, OUTCOME_STATES[word], now_ms(), window=text if accepted else None,
-                   detail=None if accepted else text, holder=holder if word == "HELD" else (None, None))
-    return word, text
-
-
-def cancel(store, row, sender):
-    """Withdraws a message that nobody has seen. NotPossible with its state if that is too late."""
-    if sender["session"] and row["sender_session"] != sender["session"]:
-        raise NotPossible("#%d was not sent by this session; its sender or a person at a terminal can cancel it"
-                          % row["id"])
-    with store.transaction():
-        if row["state"] != "queued" or not store.move(row, "cancelled", now_ms(), detail="withdrawn"):
-            row = store.by_id(row["id"])
-            raise NotPossible("#%d cannot be cancelled any more: it is %s" % (row["id"], shown_state(row)))
-    store.lower_hint(row["target"])
-    return row
-
-
-RESOLUTIONS = {"delivered": ("delivered", "said to have arrived"), "requeue": ("queued", "sent once more"),
-               "drop": ("cancelled", "dropped; it may have been seen")}
-
-
-def settle(store, row, resolution):
-    """Ends the doubt about a row, as a person says. NotPossible if there is none, or if its sender is still at work."""
-    state, detail = RESOLUTIONS[resolution]
-    possible = is_unknown(row) or (row["state"] == "held" and resolution == "drop")
-    with store.transaction():
-        if possible and row["state"] == "direct-inflight":
-            store.move(row, "direct-uncertain", now_ms(), detail="its sender ended without an answer")
-        now = now_ms()
-        if not possible or not store.move(row, state, now, detail=detail + " (xmsg resolve)"):
-            row = store.by_id(row["id"])
-            raise NotPossible("#%d needs no resolving: it is %s" % (row["id"], shown_state(row)))
-        if state == "queued":
-            store.extend(row, now)
-    return row

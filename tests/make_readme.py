@@ -1,4 +1,9 @@
-"""Writes the generated tables into README.md: `python3 tests/make_readme.py`. tests/test_docs.py compares them."""
+"""Writes the generated parts of the documents: `python3 tests/make_readme.py`. tests/test_docs.py compares them.
+
+They are the tables of README.md, and hook-config.diff, which shows what `xmsg install` adds.
+"""
+import difflib
+import json
 import os
 import re
 import sys
@@ -16,7 +21,20 @@ def readme_with_tables(text):
     return text
 
 
+def hook_config_diff():
+    """The entries of every host as a difference to a file that has none, for those who add them by hand."""
+    import hook_install
+    lines = []
+    for host, path in (("claude", "~/.claude/settings.json"), ("codex", "~/.codex/hooks.json"),
+                       ("agy", "~/.gemini/config/hooks.json")):
+        after = json.dumps(hook_install.entries(host, "/path/to/xmsg/xmsg-hook.sh"), indent=2).splitlines(keepends=True)
+        lines += difflib.unified_diff(["{}\n"], after[:-1] + [after[-1] + "\n"], path, path, n=0)
+    return "".join(lines)
+
+
 if __name__ == "__main__":
+    with open(os.path.join(ROOT, "hook-config.diff"), "w", encoding="utf-8") as file:
+        file.write(hook_config_diff())
     path = os.path.join(ROOT, "README.md")
     with open(path, encoding="utf-8") as file:
         before = file.read()

@@ -1,0 +1,298 @@
+"""Sending: one row for every target, the direct windows, the outcome of each, and the evidence that comes later."""
+import os
+import time
+
+from contract import (ENDED, IN_FLIGHT, NoSuchTarget, NotPossible, OUTCOME_STATES, STATES, UsageError,
+                      WINDOWS, clean_body, now_ms, one_line)
+from store import Store, holder_lives, is_unknown, myself, shown_state
+from xmsg import claude_dirs, direct_facts, render, resolve, route, sender_identity, source_lines
+
+
+def send(store, request, environ):
+    """Queues one message for every target, durably, then tries the direct windows. Returns [(row, note)].
+
+    request: target, body, label, ttl (seconds), priority, key, uid, replace, reply_to, force, direct, notification.
+    note: why the row is where it is, for the receipt.
+    """
+    settings = store.settings
+    sender = sender_identity(store, environ, request["label"], request["notification"])
+    body = clean_body(request["body"], settings.max_body_chars)
+    targets = resolve(store, request["target"], sender, request["force"])
+    if request["uid"] and len(targets) > 1:
+        raise UsageError("--uid names one message, and %s is %d sessions" % (request["target"], len(targets)))
+    reply_to = reply_uid(store, request["reply_to"], sender) if request["reply_to"] else None
+    if not request["force"]:
+        targets = reachable(store, targets, request["direct"])
+    now = now_ms()
+    store.requeue_reserved(now)
+    with store.transaction():
+        rows = [store.add(_message(request, sender, body, peer, reply_to, now), now, request["replace"])
+                for peer in targets]
+    new = [(peer, row) for peer, row in zip(targets, rows) if row["created_at"] == now and row["state"] == "queued"]
+    notes = deliver(store, new, sender, request["direct"])
+    store.sweep(now_ms())
+    return [(row, notes.get(row["id"], "the same request as before")) for row in rows]
+
+
+def reachable(store, targets, direct):
+    """The targets that a hook or a direct window can reach. NoSuchTarget with the reason if there is none."""
+    reasons, able = [], []
+    for peer in targets:
+        reason = None if peer["hook_seen"] else route(direct_facts(store, peer, direct))[1]
+        if reason:
+            reasons.append("%s (%s)" % (peer["session"], reason))
+        else:
+            able.append(peer)
+    if not able:
+        raise NoSuchTarget("nothing can reach %s, and no hook of xmsg has run there; `xmsg doctor` says why, --force "
+                           "queues all the same" % ", ".join(reasons[:5]))
+    return able
+
+
+def _message(request, sender, body, peer, reply_to, now):
+    return {"uid": request["uid"] or os.urandom(8).hex(), "expires_at": now + int(request["ttl"] * 1000),
+            "sender_kind": sender["kind"], "sender_label": sender["label"], "sender_host": sender["host"],
+            "sender_session": sender["session"], "target": peer["session"], "target_host": peer["host"], "body": body,
+            "priority": request["priority"], "request_key": request["key"] or None, "reply_to": reply_to}
+
+
+def reply_uid(store, which, sender):
+    """The uid of the message that a reply answers: an id, a uid, or `last`, the newest that came to this session."""
+    if which == "last":
+        if not sender["session"]:
+            raise UsageError("--reply-to last needs a session of its own; give the message's id")
+        row = store.last_received(sender["session"])
+        if not row:
+            raise UsageError("nothing has come to this session yet, so there is no last message to reply to")
+        return row["uid"]
+    return find_message(store, which)["uid"]
+
+
+def find_message(store, which):
+    """The row of a message by its number or uid. UsageError if it is neither; NoSuchTarget if there is none."""
+    row = store.by_id(int(which)) if which.isdecimal() and which.isascii() and len(which) < 16 else None
+    row = row or store.by_uid(which)
+    if not row:
+        raise NoSuchTarget("there is no message %s; `xmsg outbox --all` lists what was sent, `xmsg inbox` what came"
+                           % one_line(which)[:40])
+    return row
+
+
+def deliver(store, new, sender, direct):
+    """Tries the direct window of each (peer, row), the receivers side by side. Returns {row id: why it is where it is}.
+
+    Older waiting rows of the same sender and target go first, so that a later success never overtakes; urgent rows are
+    exempt. After one that was not taken the rest of its target waits for the hooks.
+    """
+    notes, batches = {}, []
+    for peer, row in new:
+        windows, notes[row["id"]] = route(direct_facts(store, peer, direct))
+        if windows:
+            batches.append((peer, ([] if row["priority"] > 0 else store.waiting_before(row)) + [row]))
+    while batches:
+        outcomes = attempt(store, [(peer, rows[0]) for peer, rows in batches], sender)
+        for (peer, rows), (word, text) in zip(batches, outcomes):
+            notes[rows.pop(0)["id"]] = text
+            if word in ("NOT_SENT", "UNKNOWN"):
+                for row in rows:
+                    notes[row["id"]] = "an earlier message to it was not taken: %s" % text
+                rows.clear()
+        batches = [(peer, rows) for peer, rows in batches if rows]
+    return notes
+
+
+def attempt(store, pairs, sender):
+    """Writes one row to each of several Claude Code sessions and settles what comes back; the outcomes, in order.
+
+    A row is direct-inflight, durably, before its first byte can leave. If this process dies then, the row is shown as
+    UNKNOWN; nobody sends it again.
+    """
+    import claude_delivery
+    holder, settings = myself(), store.settings
+    with store.transaction():
+        mine = [store.move(row, "reserved", now_ms(), holder=holder)
+                and store.move(row, "direct-inflight", now_ms(), holder=holder) for _, row in pairs]
+    jobs = [_claude_job(store, row, peer, sender) for (peer, row), taken in zip(pairs, mine) if taken]
+    if len(jobs) > 1 or any(job["may_be_held"] for job in jobs):
+        store.close()
+        answers = claude_delivery.deliver_all(jobs, settings.direct_timeout)
+        store.reopen()
+    else:
+        answers = claude_delivery.deliver_all(jobs, settings.direct_timeout)
+    answers, outcomes = iter(answers), []
+    for (_, row), taken in zip(pairs, mine):
+        if not taken:
+            outcomes.append(("UNKNOWN", "another process took it"))
+            continue
+        outcome, facts = next(answers)
+        courier = facts["courier"] and (facts["courier"], host_start(facts["courier"]))
+        outcomes.append(outcome)
+        with store.transaction():
+            settle_outcome(store, row, outcome, courier or (None, None))
+        store.lower_hint(row["target"])
+    return outcomes
+
+
+def host_start(pid):
+    import host_process
+    return host_process.start_time(pid)
+
+
+def _claude_job(store, row, peer, sender):
+    import claude_delivery
+    mode, own = sender_mode(store, sender), store.peer(row["sender_session"]) if row["sender_session"] else None
+    inbox = own and own["host"] == "claude" and claude_delivery.find_inbox(own["session"], claude_dirs(own))[0]
+    return {"target_session": peer["session"], "uid": row["uid"], "body": row["body"], "label": row["sender_label"],
+            "reply_address": claude_delivery.address(inbox.socket) if inbox else row["sender_label"], "mode": mode,
+            "config_dirs": claude_dirs(peer), "own_pids": [sender["process"][0]] if sender["process"] else [],
+            "may_be_held": claude_delivery.may_be_held(mode, peer["permission_mode"]),
+            "on_receipt": _on_receipt(store.settings, row["uid"]), "hold_for": (row["expires_at"] - now_ms()) / 1000}
+
+
+def sender_mode(store, sender):
+    """The permission class that a message may claim: only if the sending process really runs below the host process of
+    the session that it speaks for, and then what that host itself reported last. None for no claim."""
+    if sender["kind"] != "agent" or sender["host"] != "claude" or not sender["process"]:
+        return None
+    held = store.peers_of_process(*sender["process"])
+    if not held or held[0]["session"] != sender["session"]:
+        return None
+    import claude_delivery
+    return claude_delivery.from_mode(held[0]["permission_mode"])
+
+
+def settle_outcome(store, row, outcome, holder=(None, None)):
+    """Moves a row on by what an adapter answered. Call it in a transaction; False if the row was no longer there."""
+    word, text = outcome
+    accepted = word == "ACCEPTED"
+    state = OUTCOME_STATES[word]
+    if word == "NOT_SENT" and row["state"] == "held":
+        state = "expired"
+    return store.move(row, state, now_ms(), window=text if accepted else None, detail=None if accepted else text,
+                      holder=holder if word == "HELD" else (None, None))
+
+
+def _on_receipt(settings, uid):
+    """What a courier does with each later word of the host; true once it is written down."""
+    def record(outcome):
+        store = Store(settings)
+        try:
+            with store.transaction():
+                row = store.by_uid(uid)
+                if row["state"] == "direct-inflight" and holder_lives(row):
+                    return False  # its sender has yet to write down the first answer
+                if OUTCOME_STATES[outcome[0]] not in STATES[row["state"]][1] and row["state"] != "held":
+                    return True
+                settle_outcome(store, row, outcome, myself())
+            return True
+        finally:
+            store.close()
+    return record
+
+
+def look_for_evidence(store, targets, seconds=1.0):
+    """Reads these sessions' transcripts for messages whose fate is open or not proven, and writes down what it finds.
+
+    Bounded in time. Nothing is ever sent again by this. Returns the ids of the rows that it moved or confirmed.
+    """
+    import transcripts
+    deadline, settled = time.monotonic() + seconds, []
+    for target in targets:
+        peer = store.peer(target)
+        rows = [row for row in store.unproven(target) if row["state"] not in IN_FLIGHT or not holder_lives(row)]
+        if not peer or not rows or time.monotonic() > deadline:
+            continue
+        path = peer["transcript"] or transcripts.transcript_path(
+            peer["host"], target, _transcript_roots(peer), peer["cwd"])
+        if not path:
+            continue
+        result = transcripts.evidence(peer["host"], path, [_wanted(store, row) for row in rows],
+                                      store.occurrences(target), seconds=max(0.05, deadline - time.monotonic()))
+        with store.transaction():
+            for row in rows:
+                if row["id"] in result.found:
+                    settled += [row["id"]] * _prove(store, row, result.found[row["id"]].name)
+                elif row["state"] == "held" and result.complete and not _may_still_decide(peer, row):
+                    settled += [row["id"]] * store.move(row, "expired", now_ms(), detail="the receiving session ended")
+    return settled
+
+
+def _transcript_roots(peer):
+    if peer["host"] == "claude":
+        return claude_dirs(peer)
+    if peer["host"] == "codex":
+        import codex_delivery
+        return [codex_delivery.codex_home(os.environ)]
+    return [os.path.expanduser("~/.gemini/antigravity-cli")]
+
+
+def _wanted(store, row):
+    """What to look for: the id that Claude Code was given, and the text as a hook renders it in either language."""
+    import claude_delivery
+    texts = None
+    if row["state"] == "hook-inflight" or row["window"] in {event for _, event in WINDOWS}:
+        texts = ["%s\n%s" % (line, render(store, row)[1]) for line in source_lines(store, row)]
+    return {"key": row["id"], "id": claude_delivery.msg_id(row["uid"]) if row["target_host"] == "claude" else None,
+            "text": texts, "since": row["since"]}
+
+
+def _may_still_decide(peer, row):
+    """Whether a held message can still be released: its receiver runs, or its courier will have the last word."""
+    import host_process
+    return holder_lives(row) or host_process.alive(peer["pid"], peer["pid_start"])
+
+
+def _prove(store, row, evidence):
+    now = now_ms()
+    if row["state"] == "delivered":
+        store.confirm(row, now, evidence)
+        return True
+    if row["state"] == "direct-inflight":
+        store.move(row, "direct-uncertain", now, detail="its sender ended without an answer")
+    return store.move(row, "delivered", now, window=row["window"] or "uds-direct", evidence=evidence)
+
+
+def wait_for_proof(store, rows, seconds):
+    """Waits until every one of these rows is proven or has ended otherwise; the rows as they then stand."""
+    deadline = time.monotonic() + seconds
+    while True:
+        rows = [store.by_id(row["id"]) for row in rows]
+        open_rows = [row for row in rows if not row["confirmed_at"] and (row["state"] == "delivered"
+                                                                        or row["state"] not in ENDED)]
+        if not open_rows or time.monotonic() > deadline:
+            return rows
+        look_for_evidence(store, sorted({row["target"] for row in open_rows}))
+        time.sleep(0.1)
+
+
+def cancel(store, row, sender):
+    """Withdraws a message that nobody has seen. NotPossible with its state if that is too late."""
+    if sender["session"] and row["sender_session"] != sender["session"]:
+        raise NotPossible("#%d was not sent by this session; its sender or a person at a terminal can cancel it"
+                          % row["id"])
+    with store.transaction():
+        if row["state"] != "queued" or not store.move(row, "cancelled", now_ms(), detail="withdrawn"):
+            row = store.by_id(row["id"])
+            raise NotPossible("#%d cannot be cancelled any more: it is %s" % (row["id"], shown_state(row)))
+    store.lower_hint(row["target"])
+    return row
+
+
+RESOLUTIONS = {"delivered": ("delivered", "said to have arrived"), "requeue": ("queued", "sent once more"),
+               "drop": ("cancelled", "dropped; it may have been seen")}
+
+
+def settle(store, row, resolution):
+    """Ends the doubt about a row, as a person says. NotPossible if there is none, or if its sender is still at work."""
+    state, detail = RESOLUTIONS[resolution]
+    possible = is_unknown(row) or (row["state"] == "held" and resolution == "drop")
+    with store.transaction():
+        if possible and row["state"] == "direct-inflight":
+            store.move(row, "direct-uncertain", now_ms(), detail="its sender ended without an answer")
+        now = now_ms()
+        if not possible or not store.move(row, state, now, detail=detail + " (xmsg resolve)"):
+            row = store.by_id(row["id"])
+            raise NotPossible("#%d needs no resolving: it is %s" % (row["id"], shown_state(row)))
+        if state == "queued":
+            store.extend(row, now)
+    return row

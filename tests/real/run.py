@@ -1,0 +1,134 @@
+#!/usr/bin/env python3
+"""Runs the tests on real hosts, for every pinned version; a line a test, and last "N passed, N failed".
+
+usage: run.py [--kit] [WORD ...]      WORDs: only the tests whose line holds every one of them
+
+Installs the hosts if need be (install_hosts.py). --kit: also the kit's own test, selftest.py.
+The exit status is 0 only if something ran and nothing failed; no test is ever skipped.
+"""
+import signal
+import subprocess
+import sys
+import time
+import traceback
+import unittest
+from pathlib import Path
+
+import install_hosts
+from hosts import PATIENCE
+
+HERE = Path(__file__).resolve().parent
+SECONDS = 90 * PATIENCE  # for one test, or for one class's hosts to start
+SELFTEST_SECONDS = 400 * PATIENCE
+
+
+class TooLong(Exception):
+    pass
+
+
+def out_of_time(*_):
+    raise TooLong("this test took longer than %g s" % SECONDS)
+
+
+def limit(seconds):
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+class Report(unittest.TestResult):
+    """One line a test, as soon as it ends."""
+
+    def startTest(self, test):
+        super().startTest(test)
+        self.begin = time.monotonic()
+        limit(SECONDS)
+
+    def stopTest(self, test):
+        limit(SECONDS)  # for the next class's hosts
+        super().stopTest(test)
+
+    def addSuccess(self, test):
+        self.passed = getattr(self, "passed", 0) + 1
+        print("ok     %s (%.1f s)" % (test, time.monotonic() - self.begin), flush=True)
+
+    def addFailure(self, test, error):
+        test.__class__.spoiled = True
+        self.failures.append((test, ""))
+        print("FAILED %s" % test, flush=True)
+        traceback.print_exception(*error, file=sys.stdout)
+
+    addError = addFailure
+
+    def addSubTest(self, test, subtest, error):
+        if error is not None:
+            self.addFailure(test, error)
+
+    def addSkip(self, test, reason):
+        self.failures.append((test, reason))
+        print("FAILED %s: skipped, which nothing here may be: %s" % (test, reason), flush=True)
+
+
+def chosen(suite, words):
+    """The suite without the tests whose line lacks one of the words."""
+    kept = unittest.TestSuite()
+    for test in suite:
+        if isinstance(test, unittest.TestSuite):
+            kept.addTest(chosen(test, words))
+        elif all(word in str(test) for word in words):
+            kept.addTest(test)
+    return kept
+
+
+def run_selftest(script, words):
+    """Runs a self-test as it is; (passed, failed) by its last line, one failure at least if that is bad."""
+    if words and not all(word in script for word in words):
+        return 0, 0
+    begin, last = time.monotonic(), ""
+    process = subprocess.Popen([sys.executable, HERE / script], stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, text=True)
+    limit(SELFTEST_SECONDS)
+    try:
+        for last in process.stdout:
+            print("       %s: %s" % (script, last.rstrip()), flush=True)
+        status = process.wait()
+    except TooLong:
+        status, last = 1, "longer than %g s" % SELFTEST_SECONDS
+    finally:
+        limit(0)
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+    numbers = [int(word) for word in last.split() if word.isdigit()]
+    passed, failed = numbers if len(numbers) == 2 else (0, 1)
+    if status and not failed:
+        failed = 1
+    print("%s %s (%.1f s)" % ("FAILED" if failed else "ok    ", script, time.monotonic() - begin), flush=True)
+    return passed, failed
+
+
+def main():
+    words = sys.argv[1:]
+    kit = "--kit" in words
+    words = [word for word in words if word != "--kit"]
+    signal.signal(signal.SIGALRM, out_of_time)
+    for name in install_hosts.DEFAULTS:
+        install_hosts.install(*name.split("@"))
+    begin = time.monotonic()
+    loader, report = unittest.TestLoader(), Report()
+    suite = loader.discover(str(HERE), pattern="test_*_real.py", top_level_dir=str(HERE))
+    limit(SECONDS)
+    chosen(suite, words).run(report)
+    limit(0)
+    passed, failed = getattr(report, "passed", 0), len(report.failures)
+    for script in ["selftest_agy.py"] + (["selftest.py"] if kit else []):
+        more_passed, more_failed = run_selftest(script, words)
+        passed, failed = passed + more_passed, failed + more_failed
+    if not passed and not failed:
+        print("no test has %s in its line" % " and ".join(words))
+        failed = 1
+    print("in %.0f s" % (time.monotonic() - begin))
+    print("%d passed, %d failed" % (passed, failed))
+    sys.exit(failed != 0)
+
+
+if __name__ == "__main__":
+    main()

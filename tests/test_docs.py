@@ -1,0 +1,80 @@
+"""What the documents say is what the program does."""
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import make_readme
+
+ROOT = make_readme.ROOT
+sys.path.append(ROOT)
+
+
+def read(name):
+    with open(os.path.join(ROOT, name), encoding="utf-8") as file:
+        return file.read()
+
+
+class TheReadme(unittest.TestCase):
+    def test_holds_the_tables_as_the_code_has_them(self):
+        self.assertEqual(make_readme.readme_with_tables(read("README.md")), read("README.md"),
+                         "run: python3 tests/make_readme.py")
+
+    def test_names_every_command_and_every_option(self):
+        import command_line
+        text = read("README.md")
+        for name in command_line.COMMANDS:
+            self.assertRegex(text, r"`xmsg %s[ `]" % name)
+        parser = command_line._parser("send", "x")
+        command_line._send_arguments(parser)
+        for action in parser._actions:
+            for option in action.option_strings[-1:]:
+                if option not in ("--help", "--json"):
+                    self.assertIn("`%s" % option, text)
+
+    def test_gives_the_exit_statuses_of_the_code(self):
+        import contract
+        for error in (contract.UsageError, contract.NoSuchTarget, contract.Ambiguous, contract.StoreError,
+                      contract.NotPossible, contract.RemoteError):
+            self.assertRegex(read("README.md"), r"(?m)^\| %d \|" % error.status)
+
+    def test_names_only_files_that_exist(self):
+        for target in re.findall(r"\]\(([^)#]+)\)", read("README.md")):
+            self.assertTrue(os.path.exists(os.path.join(ROOT, target)), target)
+
+
+class TheHookConfiguration(unittest.TestCase):
+    def test_by_hand_is_what_install_writes(self):
+        import hook_install
+        self.assertEqual(make_readme.hook_config_diff(), read("hook-config.diff"), "run: python3 tests/make_readme.py")
+        files = re.split(r"(?m)^--- .*\n\+\+\+ .*\n@@.*\n-\{\}\n", read("hook-config.diff"))[1:]
+        self.assertEqual(3, len(files))
+        for host, text in zip(("claude", "codex", "agy"), files):
+            with tempfile.TemporaryDirectory(prefix="xmsg-test-") as home:
+                wrapper = os.path.join(home, "xmsg-hook.sh")
+                open(wrapper, "w").close()
+                os.chmod(wrapper, 0o755)
+                record, = hook_install.install([host], wrapper, {"HOME": home, "PATH": ""})
+                with open(record["path"]) as file:
+                    written = json.load(file)
+            by_hand = json.loads("\n".join(line[1:] for line in text.splitlines()))
+            self.assertEqual(written, json.loads(json.dumps(by_hand).replace("/path/to/xmsg/xmsg-hook.sh", wrapper)))
+
+
+class TheHelp(unittest.TestCase):
+    def test_explains_every_command(self):
+        import command_line
+        run = [os.path.join(ROOT, "bin", "xmsg")]
+        overview = subprocess.run(run + ["--help"], stdout=subprocess.PIPE, text=True).stdout
+        for name in command_line.COMMANDS:
+            self.assertRegex(overview, r"(?m)^  %s " % name)
+            done = subprocess.run(run + [name, "--help"], stdout=subprocess.PIPE, text=True)
+            self.assertIn("usage: xmsg %s" % name, done.stdout)
+            self.assertEqual(0, done.returncode)
+
+
+if __name__ == "__main__":
+    unittest.main()

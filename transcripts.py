@@ -1,0 +1,394 @@
+"""Hosts' transcripts: where they are, and the evidence in them that a message reached a session's model.
+
+Evidence by id is proof: Claude Code writes our message id into `origin.msg_id`, Codex our clientUserMessageId into
+`client_id`. Evidence by text counts only in a record that the host writes for what a hook or a peer injected (never
+in what a model, a tool or a person wrote), not older than the message's claim, one occurrence for one message,
+oldest first.
+
+Everything here is bounded in bytes and time, reads the newest records first and changes nothing. A torn, huge or
+foreign line costs itself only. Record shapes: Claude Code 2.1.281 and 2.1.332, Codex 0.156.1 and 0.171.0 (all
+measured), agy's as its documents have them.
+"""
+import json
+import os
+import re
+import stat
+import time
+from calendar import timegm
+from collections import namedtuple
+
+SESSION_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,127}\Z")
+BLOCK = 256 * 1024
+LINE_LIMIT = 4 * 1024 * 1024
+# Records are written in the order of their times, give or take the time that a queued one waited for a running tool.
+DISORDER_MS = 10 * 60 * 1000
+FOLDERS_LIMIT = 5000
+_TIME = re.compile(rb'"(?:timestamp|created_at)": ?"([^"]{1,40})"')
+
+Evidence = namedtuple("Evidence", "by at name")
+Evidence.__doc__ = """Where a message was found. by: "id" or "text". at: the record's time in ms, None if it has none.
+name: the occurrence's own name, to be kept, so that it never counts for a second message."""
+
+Result = namedtuple("Result", "found complete")
+Result.__doc__ = """found: {key: Evidence}. complete: whether everything since the oldest claim was read, so that
+what is not found is not there yet."""
+
+# One text that a host injected. offset: of its record in the file; at: ms; part: its number in the record.
+_Injection = namedtuple("_Injection", "kind at offset part text")
+
+
+# ---- where a transcript is -------------------------------------------------------------------------------------------
+
+def transcript_path(host, session, roots, cwd=None):
+    """The transcript of a session, None if there is none. The newest, should several roots hold one.
+
+    roots: Claude's configuration directories, Codex's homes, or agy's data directories. cwd: Claude's project, a
+    shortcut.
+    """
+    if not SESSION_ID.match(session or ""):
+        return None
+    finder = {"claude": _claude_paths, "codex": _codex_paths, "agy": _agy_paths}[host]
+    found = {}
+    for root in roots:
+        for path in finder(root, session, cwd):
+            try:
+                status = os.lstat(path)
+            except OSError:
+                continue
+            if stat.S_ISREG(status.st_mode):
+                found[path] = status.st_mtime_ns
+    return max(found, key=found.get) if found else None
+
+
+def _claude_paths(root, session, cwd):
+    """`projects/<slug>/<id>.jsonl`; the slug is the cwd with everything but letters and digits as a dash."""
+    projects, name = os.path.join(root, "projects"), session + ".jsonl"
+    slug = re.sub("[^0-9A-Za-z]", "-", cwd or "")
+    if slug and os.path.exists(os.path.join(projects, slug, name)):
+        return [os.path.join(projects, slug, name)]
+    return [os.path.join(projects, folder, name) for folder in _folders(projects)]
+
+
+def _codex_paths(root, session, cwd):
+    """`sessions/Y/M/D/rollout-<local time>-<id>.jsonl`, or archived. An id of version 7 tells the day, to a day."""
+    ending = "-%s.jsonl" % session
+    sessions = os.path.join(root, "sessions")
+    days = []
+    if re.match(r"[0-9a-f]{8}-[0-9a-f]{4}-7", session):
+        born = int(session[:8] + session[9:13], 16) // 1000
+        try:
+            days = [time.strftime("%Y/%m/%d", time.gmtime(born + shift)) for shift in (0, -86400, 86400)]
+        except (ValueError, OverflowError):
+            pass
+    found = [path for day in days for path in _rollouts(os.path.join(sessions, day), ending)]
+    if not found:
+        found = _rollouts(os.path.join(root, "archived_sessions"), ending)
+    if not found:
+        folders = [sessions]
+        for _ in ("year", "month", "day"):
+            folders = [os.path.join(folder, name) for folder in folders for name in _folders(folder)]
+        found = [path for folder in folders for path in _rollouts(folder, ending)]
+    return found
+
+
+def _agy_paths(root, session, cwd):
+    return [os.path.join(root, "brain", session, ".system_generated", "logs", "transcript_full.jsonl")]
+
+
+def _rollouts(folder, ending):
+    names = (name for name in _folders(folder) if name.startswith("rollout-") and name.endswith(ending))
+    return [os.path.join(folder, name) for name in names]
+
+
+def _folders(path):
+    """The names in a directory, newest names first, none if it cannot be read."""
+    try:
+        return sorted(os.listdir(path), reverse=True)[:FOLDERS_LIMIT]
+    except OSError:
+        return []
+
+
+# ---- what a message left there ---------------------------------------------------------------------------------------
+
+def evidence(host, path, rows, taken=(), max_bytes=8 * 1024 * 1024, seconds=0.5):
+    """Looks in a transcript for messages; a Result, empty if the file cannot be read.
+
+    rows: dicts with `key`; `id`, the id that the host was given, or None; `text`, what was injected as it was
+    rendered (one item: source line and body), or several renderings of it, or None; `since`, ms, when the row was
+    claimed. Give it every row of the session that is open or unconfirmed. taken: names of occurrences that have
+    confirmed rows already. Of rows with equal texts none is confirmed by text: nobody can tell them apart.
+    """
+    rows = [dict(row, texts=_texts(row.get("text"))) for row in rows]
+    since = min((row.get("since") or 0 for row in rows), default=0)
+    ids = {row["id"] for row in rows if row.get("id")}
+    reader, found, injections = _READERS[host], {}, []
+    complete, deadline, torn, first = False, time.monotonic() + seconds, False, True
+    wanted = [re.escape(word.encode("utf-8", "replace")) for word in ids]
+    if any(row["texts"] for row in rows):
+        wanted += reader.kinds
+    if not wanted:
+        return Result({}, False)
+    interesting = re.compile(b"|".join(wanted))
+    try:
+        for offset, line in _lines_backwards(path, max_bytes, deadline):
+            if offset is None:
+                complete = line
+                break
+            torn, first = torn or first and _parse(line) is None, False
+            if interesting.search(line):
+                record = _parse(line) or {}
+                for name, identifier, at in reader.ids(record):
+                    if identifier in ids:
+                        found[identifier] = Evidence("id", at, "%s %s" % (name, identifier))
+                injections += [_Injection(kind, at, offset, part, text)
+                               for part, (kind, at, text) in enumerate(reader.texts(record))]
+            elif reader.ordered(line) and _is_older(line, since - DISORDER_MS):
+                complete = True
+                break
+    except OSError:
+        pass
+    by_key = {row["key"]: found[row["id"]] for row in rows if row.get("id") in found}
+    rest = [row for row in rows if row["key"] not in by_key and row["texts"]]
+    by_key.update(_by_text(rest, injections[::-1], set(taken), reader.resolution))
+    return Result(by_key, complete and not torn)
+
+
+def _by_text(rows, injections, taken, resolution):
+    """{key: Evidence} for rows whose text stands in an injection, as a whole or as one item of a batch.
+
+    The longest texts go first and use up their place, so that a message is not found inside another one.
+    """
+    shared = {}
+    for row in rows:
+        for text in row["texts"]:
+            shared.setdefault(text, set()).add(row["key"])
+    found, used = {}, {}
+    for row in sorted(rows, key=lambda row: -max(map(len, row["texts"]))):
+        claimed = (row.get("since") or 0) // resolution * resolution
+        equal = any(len(shared[text]) > 1 for text in row["texts"])
+        for injection in injections:
+            if injection.at is None or injection.at < claimed:
+                continue
+            spans = used.setdefault((injection.offset, injection.part), [])
+            for start, end in _items(injection.text, row["texts"]):
+                name = "%s %d.%d+%d" % (injection.kind, injection.offset, injection.part, start)
+                if name in taken or any(start < other_end and other_start < end for other_start, other_end in spans):
+                    continue
+                spans.append((start, end))
+                if not equal:
+                    found[row["key"]] = Evidence("text", injection.at, name)
+                break
+            else:
+                continue
+            break
+    return found
+
+
+def _items(text, wanted):
+    """Where one of the wanted texts stands in a text: from its start or an empty line, up to its end or an empty
+    line.
+
+    A host may put one line in brackets before it. (Our source lines are in brackets too, but no body can have one.)
+    """
+    second = text.find("\n") + 1 if text.startswith("[") else 0
+    for word in wanted:
+        start = text.find(word)
+        while start >= 0:
+            end = start + len(word)
+            begins = start == 0 or text.endswith("\n\n", 0, start) or start == second and word.startswith("[")
+            if begins and (end == len(text) or text.startswith("\n\n", end)):
+                yield start, end
+            start = text.find(word, start + 1)
+
+
+def _texts(text):
+    """The renderings as a tuple, without the line ends around them, which no host keeps."""
+    several = (text,) if isinstance(text, str) else tuple(text or ())
+    return tuple(filter(None, (one.strip("\n") for one in several)))
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+def _lines_backwards(path, max_bytes, deadline):
+    """(offset, line) of a regular file, newest first, then (None, whether that was all of it).
+
+    A last line without its line end is torn, or being written: it comes like any other and will not parse.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError("no regular file: %s" % path)
+        position, bottom, tail, dropping = status.st_size, max(0, status.st_size - max_bytes), b"", False
+        while position > bottom:
+            if time.monotonic() > deadline:
+                yield None, False
+                return
+            size = min(BLOCK, position - bottom)
+            position -= size
+            block = os.pread(descriptor, size, position)
+            if len(block) < size:
+                raise OSError("the file was cut while it was read: %s" % path)
+            *_, rest = pieces = block.split(b"\n")
+            if len(pieces) == 1:
+                tail, dropping = (b"", True) if dropping or len(tail) + size > LINE_LIMIT else (block + tail, False)
+                continue
+            # The last piece begins the line whose end came before; the first one belongs to a line that begins
+            # further up.
+            start = position + size - len(rest)
+            if not dropping and (rest or tail):
+                yield start, rest + tail
+            for piece in pieces[-2:0:-1]:
+                start -= len(piece) + 1
+                if piece:
+                    yield start, piece
+            tail, dropping = pieces[0], False
+        if tail and not dropping and bottom == 0:
+            yield 0, tail
+        yield None, bottom == 0
+    finally:
+        os.close(descriptor)
+
+
+def _parse(line):
+    if len(line) > LINE_LIMIT:
+        return None
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _is_older(line, limit):
+    """Whether a record's own time lies before the limit, in ms. A tool's arguments may hold times of their own."""
+    times = (_milliseconds(found.decode("ascii", "replace")) for found in _TIME.findall(line))
+    if not any(found is not None and found < limit for found in times):
+        return False
+    record = _parse(line) or {}
+    at = _milliseconds(record.get("timestamp", record.get("created_at")))
+    return at is not None and at < limit
+
+
+def _milliseconds(text):
+    """ISO 8601 in UTC, with or without fractions, as ms; None for anything else."""
+    match = re.match(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(?:Z|\+00:00)\Z", text) \
+        if isinstance(text, str) else None
+    if not match:
+        return None
+    try:
+        seconds = timegm(time.strptime(text[:19], "%Y-%m-%dT%H:%M:%S"))
+    except (ValueError, OverflowError):
+        return None
+    return seconds * 1000 + int((match.group(7) or "0").ljust(3, "0")[:3])
+
+
+def _at(record, key):
+    """The value at a key, {} for what is no dict, so that a hostile shape ends in nothing found."""
+    value = record.get(key) if isinstance(record, dict) else None
+    return value if isinstance(value, dict) else {}
+
+
+def _strings(value):
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+
+
+# ---- the hosts' records ----------------------------------------------------------------------------------------------
+# kinds: what a line must hold to be worth parsing. ids, texts: what a record says. ordered: whether a line's time
+# tells how far back we are. resolution: of the records' times, in ms.
+
+_Reader = namedtuple("_Reader", "kinds ids texts ordered resolution")
+
+# The text that FileChanged (or an asyncRewake at SessionStart) wrote to stderr, in what the host makes of it.
+_WAKE = re.compile(r'Stop hook blocking error from command "[^"\n]{1,200}": (.*?)\n*</system-reminder>\s*\Z', re.S)
+_DELEGATION = re.compile(r"<codex_delegation>\s*<source_thread_id>[^<]*</source_thread_id>\s*<input>(.*)</input>\s*"
+                         r"</codex_delegation>\s*\Z", re.S)
+_AGY_FRAME = re.compile(r"\s*<([A-Z_]{3,40})>\n?(.*?)\n?</\1>\s*\Z", re.S)
+
+
+def _claude_ids(record):
+    """A peer message that began a turn is a user record; one that came into a running turn, an attachment."""
+    for kind, holder in (("user", record), ("attachment", _at(record, "attachment"))):
+        origin = _at(holder, "origin")
+        if record.get("type") == kind and origin.get("kind") == "peer" and isinstance(origin.get("msg_id"), str):
+            yield "peer", origin["msg_id"], _milliseconds(record.get("timestamp"))
+
+
+def _claude_texts(record):
+    at, attachment = _milliseconds(record.get("timestamp")), _at(record, "attachment")
+    wake = None
+    if record.get("type") == "attachment":
+        kind = attachment.get("type")
+        if kind == "hook_additional_context":
+            for text in _strings(attachment.get("content")):
+                yield kind, at, text.strip("\n")
+        elif kind == "hook_blocking_error" and isinstance(_at(attachment, "blockingError").get("blockingError"), str):
+            yield kind, at, attachment["blockingError"]["blockingError"].strip("\n")
+        elif kind == "queued_command" and attachment.get("commandMode") == "task-notification":
+            wake = attachment.get("prompt")
+    elif record.get("type") == "user" and _at(record, "origin").get("kind") == "task-notification":
+        wake = _at(record, "message").get("content")
+    match = _WAKE.search(wake) if isinstance(wake, str) else None
+    if match:
+        yield "wake", at, match.group(1).strip("\n")
+
+
+def _codex_ids(record):
+    item = _codex_item(record)
+    if item.get("type") == "UserMessage" and isinstance(item.get("client_id"), str):
+        yield "user_message", item["client_id"], _milliseconds(record.get("timestamp"))
+
+
+def _codex_texts(record):
+    at, item, payload = _milliseconds(record.get("timestamp")), _codex_item(record), _at(record, "payload")
+    if (record.get("type"), payload.get("type"), payload.get("role")) == ("response_item", "message", "developer"):
+        content = payload.get("content") if isinstance(payload.get("content"), list) else []
+        kinds = _at(payload, "internal_chat_message_metadata_passthrough").get("content_item_kinds")
+        for number, part in enumerate(content):
+            known = isinstance(kinds, list) and number < len(kinds)
+            text = _at({"part": part}, "part").get("text")
+            # Older versions do not name the kind; then the developer's role alone tells that no person wrote it.
+            if isinstance(text, str) and (not known or kinds[number] == "hooks.additional_context"):
+                yield "hook_context", at, text.strip("\n")
+    elif item.get("type") == "HookPrompt":
+        for fragment in item.get("fragments") if isinstance(item.get("fragments"), list) else []:
+            text = _at({"fragment": fragment}, "fragment").get("text")
+            if isinstance(text, str):
+                yield "hook_prompt", at, text.strip("\n")
+    elif item.get("type") == "FunctionCallOutput" and isinstance(item.get("output"), str):
+        # Only output that came from outside has a name here; a tool's has a call instead.
+        if isinstance(item.get("name"), str) and isinstance(item.get("namespace"), str):
+            match = _DELEGATION.match(item["output"])
+            text = item["output"] if not match else _unescape(match.group(1))
+            yield "tool_output", at, text.strip("\n")
+
+
+def _codex_item(record):
+    payload = _at(record, "payload")
+    if record.get("type") == "event_msg" and payload.get("type") == "item_completed":
+        return _at(payload, "item")
+    return {}
+
+
+def _unescape(text):
+    for entity, letter in (("&lt;", "<"), ("&gt;", ">"), ("&quot;", '"'), ("&apos;", "'"), ("&amp;", "&")):
+        text = text.replace(entity, letter)
+    return text
+
+
+def _agy_texts(record):
+    """A step that the system added; its text stands in a frame of the step's name, or bare."""
+    if record.get("type") in ("SYSTEM_MESSAGE", "EPHEMERAL_MESSAGE") and isinstance(record.get("content"), str) \
+            and str(record.get("source")).startswith("SYSTEM"):
+        match = _AGY_FRAME.match(record["content"])
+        text = match.group(2) if match else record["content"]
+        yield record["type"].lower(), _milliseconds(record.get("created_at")), text.strip("\n")
+
+
+_READERS = {
+    "claude": _Reader((b"hook_additional_context", b"hook_blocking_error", b"task-notification"), _claude_ids,
+                      _claude_texts, lambda line: b'"attachment"' not in line, 1),
+    "codex": _Reader((b'"developer"', b'"HookPrompt"', b'"FunctionCallOutput"'), _codex_ids, _codex_texts,
+                     lambda line: True, 1),
+    "agy": _Reader((b"SYSTEM_MESSAGE", b"EPHEMERAL_MESSAGE"), lambda record: (), _agy_texts, lambda line: True, 1000),
+}
