@@ -11,7 +11,7 @@ from contract import (ENDED, HOSTS, IN_FLIGHT, LONGEST_NAME, NoSuchTarget, REFUS
 from store import Store, is_unknown, myself, record_interpreter, shown_state
 from xmsg import (activity, all_peers, describe_peer, direct_facts, display_name, hook_main, is_live,
                   project_root, resolve, route, sender_identity, show, source_line)
-from sending import cancel, find_message, look_for_evidence, send, settle, wait_for_proof
+from sending import cancel, find_message, look_for_evidence, record_receipt, send, settle, wait_for_proof
 
 
 # ---------------------------------------------------------------------------------------------------- reports
@@ -40,7 +40,8 @@ def session_record(store, peer, queued, now):
     """A session as JSON reports it. The hook queue is the only window yet, so reason says what it waits for."""
     live = is_live(store, peer, now)
     windows, reason = route(direct_facts(store, peer, live))
-    return {"session": peer["session"], "host": peer["host"], "name": display_name(peer), "cwd": peer["cwd"],
+    return {"session": peer["session"], "short_id": store.short_id(peer["session"]), "host": peer["host"],
+            "name": display_name(peer), "cwd": peer["cwd"],
             "project": peer["project"], "model": peer["model"], "permission_mode": peer["permission_mode"],
             "pid": peer["pid"], "live": live, "activity": activity(peer) if live else "unknown",
             "seen_at": iso(store.seen_at(peer)),
@@ -115,8 +116,10 @@ def session_lines(records, now):
     if not records:
         return ["no session is open here that xmsg knows; a session appears with its first hook (see README: hooks), "
                 "and `xmsg list --all` shows ended ones"]
+    # A cut id is no address; its unique beginning is one.
+    session = "short_id" if 0 < terminal_width() < 100 else "session"
     return table(["NAME", "SESSION", "HOST", "OPEN", "SEEN", "MAIL", "FOLDER"], [
-        [record["name"] or "-", record["session"], record["host"],
+        [record["name"] or "-", record[session], record["host"],
          ("yes" if record["activity"] == "unknown" else record["activity"]) if record["live"] else "no",
          age(now - _ms(record["seen_at"])), record["queued"] or "-", record["cwd"]] for record in records], [6, 0])
 
@@ -227,6 +230,8 @@ def _dispatch(arguments):
     name, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
     if name == "hook":
         return _hook_command(rest)
+    if name == "receipt":
+        return _receipt_command(rest)
     json_wanted = "--json" in rest
     try:
         if name in ("-h", "--help", "help"):
@@ -271,6 +276,12 @@ def _hook_command(arguments):
     """`xmsg hook --host H [--event E]`, for those who wire hooks without xmsg-hook.sh."""
     words = dict(zip(arguments[::2], arguments[1::2]))
     return hook_main([words.get("--host", words.get("--tool", "")), words.get("--event", "")])
+
+
+def _receipt_command(arguments):
+    """`xmsg receipt UID WORD TEXT`, which a courier runs for each later word of the host; 0 once it is written down."""
+    uid, word, text = arguments
+    return 0 if record_receipt(Store(Settings(os.environ)), uid, (word, text)) else 1
 
 
 def help_text():

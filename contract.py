@@ -289,6 +289,13 @@ def is_invisible(char):
     return unicodedata.category(char) in ("Cc", "Cf", "Zl", "Zp", "Cs")
 
 
+def is_blank(char):
+    """Whether a character shows nothing: white space, invisible ones, and those that fonts draw empty or not at all."""
+    import unicodedata
+    return (char.isspace() or is_invisible(char) or unicodedata.category(char) in ("Mn", "Me")
+            or char in "\u115f\u1160\u2800\u3164\uffa0")
+
+
 def one_line(text):
     """The text for a terminal or a source line: on one line, without control and bidi characters."""
     if text.isascii() and text.isprintable():
@@ -316,10 +323,11 @@ def quote_imitations(body):
 
 def _imitates(line):
     import unicodedata
-    visible = "".join(char for char in line[:200] if not is_invisible(char)).lstrip()
+    visible = "".join(char for char in line if not is_blank(char))
     if not visible or visible[0] not in OPEN_BRACKETS:
         return False
-    return unicodedata.normalize("NFKC", visible[1:]).lstrip().casefold().startswith(OUR_OPENINGS)
+    wanted = tuple(opening.replace(" ", "") for opening in OUR_OPENINGS)
+    return unicodedata.normalize("NFKC", visible[1:60]).casefold().startswith(wanted)
 
 
 def neutralize(body):
@@ -331,8 +339,11 @@ def neutralize(body):
 
 
 def _is_envelope(after):
-    name = after[:60].lstrip("/ \t\r\n").casefold()
-    return name.startswith(ENVELOPES)
+    if after.isascii():
+        name = after.lstrip("/ \t\r\n")
+    else:
+        name = "".join(char for char in after if not is_blank(char)).lstrip("/")
+    return name[:60].casefold().startswith(ENVELOPES)
 
 
 def display_width(text):

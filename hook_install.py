@@ -10,6 +10,7 @@ import contextlib
 import difflib
 import errno
 import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -47,7 +48,6 @@ ENTRIES = (
     Entry("agy", "Stop", None, "agy Stop", 5, False),
 )
 HOSTS = ("claude", "codex", "agy")
-PRODUCTS = {"claude": "Claude Code", "codex": "Codex", "agy": "agy"}
 WRAPPER_NAME = "xmsg-hook.sh"
 # The member of the file that holds lists by event.
 HOLDER = {"claude": "hooks", "codex": "hooks", "agy": "xmsg"}
@@ -110,8 +110,11 @@ def label(entry):
 def _own_command(handler):
     """(path of the wrapper, the words after it) of a handler of ours or of the earlier xmsg, else None."""
     command = handler.get("command") if isinstance(handler, dict) else None
-    if not isinstance(command, str) or WRAPPER_NAME not in command:
-        return None
+    return _own_words(command) if isinstance(command, str) and WRAPPER_NAME in command else None
+
+
+@functools.lru_cache(maxsize=64)
+def _own_words(command):
     try:
         words = shlex.split(command)
     except ValueError:
@@ -122,9 +125,8 @@ def _own_command(handler):
 
 
 def _same_file(script, wrapper):
-    script = os.path.expanduser(os.path.expandvars(script))
     try:
-        return script == wrapper or os.path.samefile(script, wrapper)
+        return script == wrapper or os.path.samefile(os.path.expanduser(os.path.expandvars(script)), wrapper)
     except OSError:
         return False
 
@@ -159,6 +161,18 @@ def config_path(host, environ):
     else:
         folder, name = os.path.join(_home(environ), ".gemini", "config"), "hooks.json"
     return os.path.abspath(os.path.join(folder, name))
+
+
+def _codex_source(environ):
+    """The path of hooks.json as Codex writes it into its keys.
+
+    Measured on 0.156.1 and 0.171.0: links are resolved in CODEX_HOME if it is set, not in HOME or ~/.codex, and never
+    in the last component.
+    """
+    path = config_path("codex", environ)
+    if environ.get("CODEX_HOME"):
+        return os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+    return path
 
 
 def hosts_found(environ):
@@ -228,7 +242,8 @@ def _parse_container(text, start, depth):
             match = _STRING.match(text, position)
             if not match:
                 _unexpected(text, position, "a name in double quotes")
-            key, position = json.loads(match.group()), skip(text, match.end()).end()
+            key = match.group()[1:-1] if "\\" not in match.group() else json.loads(match.group())
+            position = skip(text, match.end()).end()
             if not text.startswith(":", position):
                 _unexpected(text, position, "':'")
             position = skip(text, position + 1).end()
@@ -243,6 +258,7 @@ def _parse_container(text, start, depth):
     return Node("object" if is_object else "array", start, position + 1, items)
 
 
+@functools.lru_cache(maxsize=4)
 def _parse(text):
     """The tree of a JSON text whose root is an object; Refused with line:column otherwise."""
     root = _parse_value(text, _SPACE.match(text).end(), 0)
@@ -348,9 +364,8 @@ def _rewrite(text, style, container, drop, add):
 
 
 def _replacement(text, style, node, value):
-    indent = _own_line(text, node.start)
-    single = "\n" not in text[node.start:node.end]
-    return node.start, node.end, _render(value, style, indent or "", indent is None or single and style.inline)
+    inline = "\n" not in text[node.start:node.end]
+    return node.start, node.end, _render(value, style, _line_indent(text, node.start), inline)
 
 
 def _apply_edits(text, edits):
@@ -371,13 +386,12 @@ Slot = namedtuple("Slot", "holder event group index whole handler node")
 
 def _holders(host, text, root):
     """The members that hold lists by event: "hooks", for agy every named hook."""
+    item = _member(text, root, HOLDER[host])
+    if item is not None:
+        _expect(text, item, "object", '"%s"' % HOLDER[host])
     if host == "agy":
         return [item for item in root.items if item.node.kind == "object"]
-    item = _member(text, root, HOLDER[host])
-    if item is None:
-        return []
-    _expect(text, item, "object", '"%s"' % HOLDER[host])
-    return [item]
+    return [] if item is None else [item]
 
 
 def _lists(host, text, root):
@@ -451,14 +465,16 @@ def _plan_list(host, text, style, holder, member, drop, add, purge):
         left = len(member.node.items) - len(gone) + len(add)
         return _rewrite(text, style, member.node, gone, [(None, value) for value in add]), left == 0
     values, edits, going = _value(text, member.node), [], []
-    for position, value in enumerate(values):
-        inner = [slot for slot in slots if slot.group == position]
+    groups = [[] for _ in values]
+    for slot in slots:
+        groups[slot.group].append(slot)
+    for value, inner in zip(values, groups):
         going.append(value == EMPTY_GROUP and purge or
                      bool(inner) and all(slot.node.start in drop for slot in inner))
     last = max((position for position, goes in enumerate(going) if not goes), default=-1) if host == "codex" else -1
     gone = [position for position, goes in enumerate(going) if goes and position > last]
-    for position, value in enumerate(values):
-        group, inner = member.node.items[position].node, [slot for slot in slots if slot.group == position]
+    for position, (value, inner) in enumerate(zip(values, groups)):
+        group = member.node.items[position].node
         if add and host == "codex" and (value == EMPTY_GROUP or going[position] and position not in gone):
             edits.append(_replacement(text, style, group, add.pop(0)))
         elif going[position]:
@@ -502,15 +518,15 @@ def _plan(host, text, wrapper, keep=frozenset()):
         slots = [slot for holder, member in lists for slot in _slots(host, text, holder, member)]
         filled, missing = _fill_stand_ins(host, text, style, slots, missing, wrapper)
         edits += filled
-    target = _member(text, root, HOLDER[host])
-    if target is not None:
-        _expect(text, target, "object", '"%s"' % HOLDER[host])
     additions = {event: _additions(host, [entry for entry in missing if entry.event == event], wrapper)
                  for event in _by_event(host) if any(entry.event == event for entry in missing)}
     gone_holders, added_holder = [], []
+    members = {}
+    for holder, member in lists:
+        members.setdefault(holder.start, []).append(member)
     for holder in _holders(host, text, root):
         ours, gone = holder.key == HOLDER[host], []
-        for _, member in [pair for pair in lists if pair[0] is holder]:
+        for member in members.get(holder.start, ()):
             add = additions.pop(member.key, []) if ours else []
             list_edits, empty = _plan_list(host, text, style, holder, member, drop, add, purge=not wrapper)
             touched = bool(list_edits)
@@ -568,11 +584,11 @@ def _foreign(host, text):
 
 def _verify(host, before, after, wrapper):
     """Reads a plan's result as the host will, and refuses it unless only our entries differ."""
-    if before == after:
-        return
     try:
         own = _own_slots(host, after, _parse(after))
-        complete = not wrapper and not own or wrapper and not _choose(host, own, wrapper)[1]
+        chosen, missing = _choose(host, own, wrapper) if wrapper else ({}, [])
+        complete = not missing and len(chosen) == len(own) and all(
+            _serves(slot.handler, chosen[slot.node.start], wrapper) for slot in own)
         unchanged = _foreign(host, before) == _foreign(host, after)
     except (Refused, ValueError) as fault:
         raise Refused("the change could not be made safely (%s); nothing was changed" % fault)
@@ -725,11 +741,6 @@ def _read_backup(path):
     return (None, int(match.group(1))) if match else (raw, 0)
 
 
-def _remove_backup(path):
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path + BACKUP_SUFFIX)
-
-
 # ---------------------------------------------------------------- diff and records
 
 def _lines(text):
@@ -800,8 +811,6 @@ def install(hosts, wrapper, environ, dry_run=False):
     def change(host, path):
         _check_wrapper(wrapper)
         return _install_one(host, path, wrapper, dry_run)
-    if not os.path.isabs(wrapper) or os.path.basename(wrapper) != WRAPPER_NAME:
-        _check_wrapper(wrapper)
     return _each(hosts, environ, change)
 
 
@@ -857,7 +866,7 @@ def uninstall(hosts, wrapper, environ, dry_run=False):
     A file that nobody edited since gets its earlier bytes back; one that was not there goes. Entries of any copy of
     xmsg go, whatever their path; `wrapper` tells how install wrote them.
     """
-    return _each(hosts, environ, lambda host, path: _uninstall_one(host, path, wrapper, dry_run))
+    return _each(hosts, environ, lambda host, path: _uninstall_one(host, path, wrapper, environ, dry_run))
 
 
 def _without_ours(host, text, backup, wrapper):
@@ -881,29 +890,42 @@ def _without_ours(host, text, backup, wrapper):
     return left
 
 
-def _uninstall_one(host, path, wrapper, dry_run):
+def _forget(path, backup, file_is_gone):
+    """Removes the backup, and after a file that install made also the folders that it made for it."""
+    if backup is None:
+        return
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path + BACKUP_SUFFIX)
+    folder = os.path.dirname(path)
+    for _ in range(backup[1] if file_is_gone else 0):
+        with contextlib.suppress(OSError):  # not empty: somebody else uses it by now
+            os.rmdir(folder)
+        folder = os.path.dirname(folder)
+
+
+def _uninstall_one(host, path, wrapper, environ, dry_run):
     target = os.path.realpath(path)
     raw, status = _read(target)
     backup = _read_backup(path)
-    if raw is None or not raw.strip():
-        if backup is not None and not dry_run:
-            _remove_backup(path)
+    mark, text = _decode(host, raw or b"")
+    if not text.strip(" \t\r\n"):
+        if not dry_run:
+            _forget(path, backup, raw is None)
         return _record(host, path, "unchanged", "nothing of ours is there")
-    mark, text = _decode(host, raw)
     own = _own_slots(host, text, _parse(text))
     left = _without_ours(host, text, backup, wrapper) if own else _plan(host, text, None)
-    stand_ins = [] if left is None else _stand_ins(host, left)
+    stand_ins = _stand_ins(host, left) if left and left.strip(" \t\r\n") else []
     note = ("%d empty place%s stay%s, so that Codex goes on trusting the hooks behind" % (
         len(stand_ins), "s"[:len(stand_ins) != 1], "s"[:len(stand_ins) == 1])) if stand_ins else ""
     if left == text:
-        if backup is not None and not dry_run:
-            _remove_backup(path)
+        if not dry_run:
+            _forget(path, backup, False)
         return _record(host, path, "unchanged", note or "nothing of ours is there")
     _require_writable(path, target, status)
     parts = ["removed %d entr%s" % (len(own), "y" if len(own) == 1 else "ies")] + [note] * bool(note)
     if host == "codex" and own:
         parts.append("Codex's own records of your consent stay in config.toml, as [hooks.state.\"%s:...\"]"
-                     % os.path.join(os.path.dirname(path), "hooks.json"))
+                     % _codex_source(environ))
     record = _record(host, path, "removed", "; ".join(parts + _variants(host, text)), _diff(path, text, left))
     if not dry_run:
         with _locked({os.path.dirname(path), os.path.dirname(target)}):
@@ -914,12 +936,7 @@ def _uninstall_one(host, path, wrapper, dry_run):
                 _sync_folder(os.path.dirname(target))
             else:
                 _write(target, mark + left.encode("utf-8"), status)
-            _remove_backup(path)
-        folder = os.path.dirname(path)
-        for _ in range(backup[1] if backup is not None and left is None else 0):
-            with contextlib.suppress(OSError):
-                os.rmdir(folder)
-            folder = os.path.dirname(folder)
+            _forget(path, backup, left is None)
     return record
 
 
@@ -976,12 +993,8 @@ def _faults(host, text):
             for slot in _slots(host, text, holder, member):
                 timeouts = [slot.handler.get("timeout")] if isinstance(slot.handler, dict) else []
                 if any(isinstance(timeout, float) for timeout in timeouts):
-                    fault(slot_item(slot), "agy loads no file with a timeout that is not a whole number")
+                    fault(slot.node, "agy loads no file with a timeout that is not a whole number")
     return faults
-
-
-def slot_item(slot):
-    return Item(None, slot.node.start, slot.node)
 
 
 def check(host, wrapper, environ):
@@ -1068,32 +1081,26 @@ def _trust_states(text):
     return states
 
 
-def _codex_source(environ):
-    """The path of hooks.json as Codex writes it into its keys.
-
-    Measured on 0.156.1 and 0.171.0: links are resolved in CODEX_HOME if it is set, not in HOME or ~/.codex, and never
-    in the last component.
-    """
-    path = config_path("codex", environ)
-    if environ.get("CODEX_HOME"):
-        return os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
-    return path
+def _read_or_refuse(path):
+    try:
+        return _read(path)[0] or b""
+    except OSError as fault:
+        raise Refused(_sentence(fault))
 
 
 def codex_trust(environ):
     """Whether Codex's user has confirmed our entries: [{event, key, state, file, detail}], one for each entry of ours
-    in hooks.json. Reads only; Refused if hooks.json cannot be read.
+    in hooks.json. Reads only; Refused if hooks.json or config.toml cannot be read.
 
     state: trusted, changed (confirmed in another form: Codex skips it), untrusted, disabled (switched off in Codex).
     file: the config.toml that says so.
     """
-    raw, _ = _read(config_path("codex", environ))
-    text = _decode("codex", raw or b"")[1]
+    text = _decode("codex", _read_or_refuse(config_path("codex", environ)))[1]
     if not text.strip(" \t\r\n"):
         return []
     source = _codex_source(environ)
     config = os.path.join(os.path.dirname(source), "config.toml")
-    states = _trust_states((_read(config)[0] or b"").decode("utf-8", "replace"))
+    states = _trust_states(_read_or_refuse(config).decode("utf-8", "replace"))
     report = []
     for slot in _own_slots("codex", text, _parse(text)):
         place = ":%s:%d:%d" % (_snake(slot.event), slot.group, slot.index)

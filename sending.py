@@ -2,9 +2,9 @@
 import os
 import time
 
-from contract import (ENDED, IN_FLIGHT, NoSuchTarget, NotPossible, OUTCOME_STATES, STATES, UsageError,
-                      WINDOWS, clean_body, now_ms, one_line)
-from store import Store, holder_lives, is_unknown, myself, shown_state
+from contract import (ENDED, IN_FLIGHT, NoSuchTarget, NotPossible, OUTCOME_STATES, UsageError, WINDOWS,
+                      clean_body, now_ms, one_line)
+from store import holder_lives, is_unknown, myself, shown_state
 from xmsg import claude_dirs, direct_facts, render, resolve, route, sender_identity, source_lines
 
 
@@ -108,27 +108,20 @@ def attempt(store, pairs, sender):
     UNKNOWN; nobody sends it again.
     """
     import claude_delivery
-    holder, settings = myself(), store.settings
+    holder = myself()
     with store.transaction():
-        mine = [store.move(row, "reserved", now_ms(), holder=holder)
-                and store.move(row, "direct-inflight", now_ms(), holder=holder) for _, row in pairs]
-    jobs = [_claude_job(store, row, peer, sender) for (peer, row), taken in zip(pairs, mine) if taken]
-    if len(jobs) > 1 or any(job["may_be_held"] for job in jobs):
-        store.close()
-        answers = claude_delivery.deliver_all(jobs, settings.direct_timeout)
-        store.reopen()
-    else:
-        answers = claude_delivery.deliver_all(jobs, settings.direct_timeout)
-    answers, outcomes = iter(answers), []
+        mine = [store.move(row, "reserved", now_ms(), holder=holder) for _, row in pairs]
+    jobs = [_claude_job(store, row, peer, sender, holder) for (peer, row), taken in zip(pairs, mine) if taken]
+    answers, outcomes = iter(claude_delivery.deliver_all(jobs, store.settings.direct_timeout)), []
     for (_, row), taken in zip(pairs, mine):
         if not taken:
             outcomes.append(("UNKNOWN", "another process took it"))
             continue
         outcome, facts = next(answers)
-        courier = facts["courier"] and (facts["courier"], host_start(facts["courier"]))
+        courier = (facts["courier"], host_start(facts["courier"])) if facts["courier"] else (None, None)
         outcomes.append(outcome)
         with store.transaction():
-            settle_outcome(store, row, outcome, courier or (None, None))
+            settle_outcome(store, row, outcome, courier)
         store.lower_hint(row["target"])
     return outcomes
 
@@ -138,15 +131,21 @@ def host_start(pid):
     return host_process.start_time(pid)
 
 
-def _claude_job(store, row, peer, sender):
+def _claude_job(store, row, peer, sender, holder):
     import claude_delivery
     mode, own = sender_mode(store, sender), store.peer(row["sender_session"]) if row["sender_session"] else None
     inbox = own and own["host"] == "claude" and claude_delivery.find_inbox(own["session"], claude_dirs(own))[0]
+
+    def leave():
+        with store.transaction():
+            if not store.move(row, "direct-inflight", now_ms(), holder=holder):
+                raise RuntimeError("the reservation was lost")
     return {"target_session": peer["session"], "uid": row["uid"], "body": row["body"], "label": row["sender_label"],
             "reply_address": claude_delivery.address(inbox.socket) if inbox else row["sender_label"], "mode": mode,
             "config_dirs": claude_dirs(peer), "own_pids": [sender["process"][0]] if sender["process"] else [],
             "may_be_held": claude_delivery.may_be_held(mode, peer["permission_mode"]),
-            "on_receipt": _on_receipt(store.settings, row["uid"]), "hold_for": (row["expires_at"] - now_ms()) / 1000}
+            "leave": leave, "on_receipt": _on_receipt(store.settings, row["uid"]),
+            "hold_for": (row["expires_at"] - now_ms()) / 1000}
 
 
 def sender_mode(store, sender):
@@ -166,28 +165,40 @@ def settle_outcome(store, row, outcome, holder=(None, None)):
     word, text = outcome
     accepted = word == "ACCEPTED"
     state = OUTCOME_STATES[word]
-    if word == "NOT_SENT" and row["state"] == "held":
+    if row["state"] == "reserved":
+        state = "queued"
+    elif row["state"] == "held" and word in ("NOT_SENT", "UNKNOWN"):
         state = "expired"
+    elif row["state"] == state:
+        return True
     return store.move(row, state, now_ms(), window=text if accepted else None, detail=None if accepted else text,
                       holder=holder if word == "HELD" else (None, None))
 
 
 def _on_receipt(settings, uid):
-    """What a courier does with each later word of the host; true once it is written down."""
+    """What a courier does with each later word of the host; true once it is written down.
+
+    It starts a process: SQLite keeps state by file in a process, which the courier, a fork, must not use.
+    """
     def record(outcome):
-        store = Store(settings)
-        try:
-            with store.transaction():
-                row = store.by_uid(uid)
-                if row["state"] == "direct-inflight" and holder_lives(row):
-                    return False  # its sender has yet to write down the first answer
-                if OUTCOME_STATES[outcome[0]] not in STATES[row["state"]][1] and row["state"] != "held":
-                    return True
-                settle_outcome(store, row, outcome, myself())
-            return True
-        finally:
-            store.close()
+        import subprocess
+        command = [os.path.join(os.path.dirname(os.path.realpath(__file__)), "bin", "xmsg"), "receipt", uid, *outcome]
+        return subprocess.run(command, env=dict(os.environ, XMSG_DB=settings.db), stdin=subprocess.DEVNULL,
+                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=10).returncode == 0
     return record
+
+
+def record_receipt(store, uid, outcome):
+    """Writes down what a host said after its first answer; false while the sender has yet to write that one down."""
+    with store.transaction():
+        row = store.by_uid(uid)
+        if row is None or row["state"] in ENDED:
+            return True
+        if row["state"] == "direct-inflight" and holder_lives(row):
+            return False
+        if row["state"] in ("held", "direct-inflight", "direct-uncertain"):
+            settle_outcome(store, row, outcome, (row["holder_pid"], row["holder_start"]))
+        return True
 
 
 def look_for_evidence(store, targets, seconds=1.0):

@@ -112,10 +112,6 @@ class Store:
     def close(self):
         self._db.close()
 
-    def reopen(self):
-        """Connects again after close(); a process must hold no connection while it forks."""
-        self._connect(self.path, 2.0)
-
     # ---- files
 
     def _prepare_files(self):
@@ -463,6 +459,12 @@ class Store:
             "select * from messages where state = 'queued' and (:target is null or target = :target) "
             "order by target, priority desc, id limit :limit",
             {"target": target, "limit": limit if limit is not None else -1})]
+
+    def dropped_lately(self, target, since):
+        """Whether the host of a target has dropped one of its newest messages since a time, ms."""
+        return self._one("select 1 from (select id from messages where target = ? order by id desc limit 50) as newest "
+                         "join events on message = newest.id where at > ? and events.state = 'queued' and "
+                         "detail like 'the host dropped it%' limit 1", (target, since)) is not None
 
     def waiting_before(self, row):
         """The older waiting rows of the same sender and target."""

@@ -332,7 +332,11 @@ def direct_facts(store, peer, direct):
     facts = {"host": peer["host"], "direct": direct, "inbox_fault": None}
     if direct and peer["host"] == "claude":
         import claude_delivery
-        facts["inbox_fault"] = claude_delivery.find_inbox(peer["session"], claude_dirs(peer))[1]
+        # After a first drop the host reports further ones late, and then not at all: silence would not be acceptance.
+        if store.dropped_lately(peer["session"], now_ms() - 60000):
+            facts["inbox_fault"] = "the host dropped a message less than a minute ago"
+        else:
+            facts["inbox_fault"] = claude_delivery.find_inbox(peer["session"], claude_dirs(peer))[1]
     return facts
 
 

@@ -481,13 +481,16 @@ class DeliveryTest(HostCase):
     def test_a_receipt_of_another_process_is_not_believed(self):
         self.host(close=False)
         forged = json.dumps({"action": "peer_message_status", "orig_msg_id": MESSAGE, "status": "delivered"})
-        program = ("import socket, sys, time\nend = time.monotonic() + 10\nwhile True:\n    try:\n"
+        program = ("import socket, sys, time\nprint('ready', flush=True)\nend = time.monotonic() + 10\n"
+                   "while True:\n    try:\n"
                    "        s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); break\n    except OSError:\n"
                    "        assert time.monotonic() < end; time.sleep(0.01)\n"
-                   "s.sendall(sys.argv[2].encode() + b'\\n')\ntime.sleep(0.2)")
+                   "try:\n    s.sendall(sys.argv[2].encode() + b'\\n')\nexcept OSError: pass  # it hung up on us\n")
         path = self.runtime / ("%d.sock" % os.getpid())
-        forger = subprocess.Popen([sys.executable, "-c", program, str(path), forged], stderr=subprocess.DEVNULL)
+        forger = subprocess.Popen([sys.executable, "-c", program, str(path), forged], stdout=subprocess.PIPE)
+        self.addCleanup(forger.stdout.close)
         self.addCleanup(forger.wait)
+        self.assertEqual(forger.stdout.readline(), b"ready\n")
         outcome, _ = claude_delivery.deliver("session-1", UID, "x", "l", config_dirs=[str(self.config)],
                                              timeout=0.7 * PATIENCE, may_be_held=False)
         self.assertEqual(outcome, ("UNKNOWN", "the host has not read it in time"))
