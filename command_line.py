@@ -6,11 +6,11 @@ import time
 
 from contract import (ENDED, HOSTS, IN_FLIGHT, LONGEST_NAME, NoSuchTarget, REFUSED_STATUS, RESERVED_NAMES,
                       SETTINGS, SHORTEST_PREFIX, STATES, STORED, Settings, StoreReadOnly, UNKNOWN_STATUS,
-                      UsageError, VERSION, WAIT_SECONDS, XmsgError, age, clip, display_width, is_label,
-                      is_session_id, name_key, now_ms, one_line)
+                      UsageError, VERSION, WAIT_SECONDS, XmsgError, age, clip, display_width, is_invisible,
+                      is_label, is_session_id, name_key, now_ms, one_line)
 from store import Store, is_unknown, myself, record_interpreter, shown_state
 from xmsg import (activity, all_peers, describe_peer, direct_facts, display_name, hook_main, is_live,
-                  project_root, resolve, route, sender_identity, show, source_line)
+                  project_root, render, resolve, route, sender_identity, show)
 from sending import cancel, find_message, look_for_evidence, record_receipt, send, settle, wait_for_proof
 
 
@@ -307,7 +307,10 @@ def _parser(name, about):
 
 
 def print_json(value, out):
-    out(json.dumps(value, ensure_ascii=False, indent=1))
+    """Prints JSON in UTF-8; what could steer a terminal stands there as an escape, which parses to the same text."""
+    text = json.dumps(value, ensure_ascii=False, indent=1)
+    out(text if text.isascii() and "\x7f" not in text else "".join(
+        json.dumps(char)[1:-1] if char != "\n" and (is_invisible(char) or char == "\x7f") else char for char in text))
 
 
 def _send_arguments(parser):
@@ -505,7 +508,7 @@ def run_inbox(options, settings, out):
             if options.json:
                 print_json({"messages": [message_record(store, row)]}, out)
             else:
-                out(source_line(store, row) + "\n" + printable(row["body"]))
+                out(item_text(store, row))
             return 0
     session = own_session(store, which)
     if options.take:
@@ -516,8 +519,7 @@ def run_inbox(options, settings, out):
         print_json({"messages": [message_record(store, row) for row in rows]}, out)
     else:
         for row in rows:
-            out("#%d  %s ago\n%s\n%s\n" % (row["id"], age(now_ms() - row["state_at"]), source_line(store, row),
-                                           printable(row["body"])))
+            out("#%d  %s ago\n%s\n" % (row["id"], age(now_ms() - row["state_at"]), item_text(store, row)))
         waiting = store.queued_counts().get(session, 0)
         out("%d shown, %d waiting%s" % (len(rows), waiting, "; `xmsg inbox --take` takes them now" if waiting else ""))
     return 0
@@ -530,12 +532,17 @@ def _take(store, session, options, out):
         if options.json:
             print_json({"messages": [message_record(store, row) for row in rows]}, out)
         else:
-            out("\n\n".join("%s\n%s" % (source_line(store, row), printable(row["body"])) for row in rows)
-                or "nothing waits")
+            out("\n\n".join(item_text(store, row) for row in rows) or "nothing waits")
         sys.stdout.flush()
     show(store, rows, "inbox", write)
     store.lower_hint(session)
     return 0
+
+
+def item_text(store, row):
+    """A message as an agent reads it again: framed like in a hook, and fit for a terminal."""
+    head, body = render(store, row)
+    return "%s\n%s" % (head, printable(body))
 
 
 def own_session(store, which=""):

@@ -171,7 +171,7 @@ SETTINGS = (
      "a session counts as live this long after its last hook, where nothing better tells"),
     ("XMSG_MAX_PER_INJECT", "count", 10, (1, 100), "the most messages in one injection"),
     ("XMSG_MAX_BODY_CHARS", "count", 8000, (1, 1000000), "the longest body; a longer one is refused, never cut"),
-    ("XMSG_HOOK_TIMEOUT", "seconds", 3, (0, 4.9), "a hook ends itself after this, below the 5 s that the hosts give"),
+    ("XMSG_HOOK_TIMEOUT", "seconds", 3, (0.1, 4.9), "a hook ends itself after this, below the 5 s that the hosts give"),
     ("XMSG_DIRECT_TIMEOUT", "seconds", 1.5, (0.1, 60), "how long a Claude Code session's inbox may take"),
     ("XMSG_RETAIN_SECONDS", "seconds", 1209600, (60, 3650 * 86400), "ended messages are kept this long"),
     ("XMSG_RETAIN_PEER_SECONDS", "seconds", 2592000, (60, 3650 * 86400), "unseen sessions are kept this long"),

@@ -8,7 +8,6 @@ Nothing here prints or exits: functions return records, plain dicts that go into
 """
 import contextlib
 import difflib
-import errno
 import fcntl
 import functools
 import hashlib
@@ -670,14 +669,13 @@ def _require_writable(path, target, status):
 
 
 def _sync_folder(folder):
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    except OSError as fault:
-        if fault.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems
-            raise
-    finally:
-        os.close(descriptor)
+    """Best effort: what was renamed stands, whether or not the file system can promise it for a power cut."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _write(path, raw, like):
@@ -739,6 +737,19 @@ def _read_backup(path):
         raw = file.read(LARGEST_FILE)
     match = re.match(re.escape(NO_FILE_BEFORE.encode()) + rb"([0-9]{1,2})\n\Z", raw)
     return (None, int(match.group(1))) if match else (raw, 0)
+
+
+def _forget(path, backup, file_is_gone):
+    """Removes the backup, and after a file that install made also the folders that it made for it."""
+    if backup is None:
+        return
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path + BACKUP_SUFFIX)
+    folder = os.path.dirname(path)
+    for _ in range(backup[1] if file_is_gone else 0):
+        with contextlib.suppress(OSError):  # not empty: somebody else uses it by now
+            os.rmdir(folder)
+        folder = os.path.dirname(folder)
 
 
 # ---------------------------------------------------------------- diff and records
@@ -852,10 +863,16 @@ def _install_one(host, path, wrapper, dry_run):
         with _locked({os.path.dirname(path), os.path.dirname(target)}):
             if _read(target)[0] != raw:
                 raise Refused("it changed while we looked at it; nothing was changed, try again")
-            if not own or _read_backup(path) is None:
-                before = (NO_FILE_BEFORE + "%d\n" % len(made)).encode() if raw is None else raw
-                _write(path + BACKUP_SUFFIX, before, status)
-            _write(target, new, status)
+            first = not own or _read_backup(path) is None
+            try:
+                if first:
+                    before = (NO_FILE_BEFORE + "%d\n" % len(made)).encode() if raw is None else raw
+                    _write(path + BACKUP_SUFFIX, before, status)
+                _write(target, new, status)
+            except OSError:
+                if first:
+                    _forget(path, (None, len(made)), True)
+                raise
     return record
 
 
@@ -888,19 +905,6 @@ def _without_ours(host, text, backup, wrapper):
     if backup is not None and backup[0] is None and json.loads(left) == {}:
         return None
     return left
-
-
-def _forget(path, backup, file_is_gone):
-    """Removes the backup, and after a file that install made also the folders that it made for it."""
-    if backup is None:
-        return
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path + BACKUP_SUFFIX)
-    folder = os.path.dirname(path)
-    for _ in range(backup[1] if file_is_gone else 0):
-        with contextlib.suppress(OSError):  # not empty: somebody else uses it by now
-            os.rmdir(folder)
-        folder = os.path.dirname(folder)
 
 
 def _uninstall_one(host, path, wrapper, environ, dry_run):

@@ -46,8 +46,9 @@ create table messages (
   evidence text
 );
 create index messages_queued on messages (target, priority desc, id) where state = 'queued';
-create index messages_open on messages (target, id) where %s;
+create index messages_open on messages (state, target, id) where %s;
 create index messages_expiring on messages (expires_at) where state = 'queued';
+create index messages_sent on messages (created_at) where state = 'queued';
 create index messages_ended on messages (state_at) where %s;
 create index messages_target on messages (target, id);
 create index messages_sender on messages (sender_session, id);
@@ -86,6 +87,10 @@ create index peers_pid on peers (pid) where pid is not null;
 create index peers_seen on peers (last_seen);
 create table meta (key text primary key, value text not null) without rowid;
 """ % (_quoted(STORED), _quoted(SENDER_KINDS), IS_OPEN, IS_ENDED)
+
+
+# A damaged schema comes out of Python's sqlite3 as a text that cannot be decoded.
+BROKEN = (sqlite3.Error, UnicodeDecodeError)
 
 
 class Store:
@@ -191,6 +196,10 @@ class Store:
         self._check_version(version)
         if version == SCHEMA:
             return
+        version, tables = self._one("select (select user_version from pragma_user_version), count(*) "
+                                    "from sqlite_master")
+        if version == 0 and tables and not self._is_earlier():
+            raise StoreRefused("%s is a database of another program; set XMSG_DB to a file of xmsg's own" % self.path)
         self._to_wal()
         if self._is_earlier():
             import adoption
@@ -205,7 +214,7 @@ class Store:
                 else:
                     self._create("table")
                     self._create("index")
-            except sqlite3.Error as error:
+            except BROKEN as error:
                 raise self._typed(error) from error
             self._execute("pragma user_version = %d" % SCHEMA)
 
@@ -239,23 +248,23 @@ class Store:
     def _execute(self, sql, values=()):
         try:
             return self._db.execute(sql, values)
-        except sqlite3.Error as error:
+        except BROKEN as error:
             raise self._typed(error) from error
 
     def _one(self, sql, values=()):
         try:
             return self._db.execute(sql, values).fetchone()
-        except sqlite3.Error as error:
+        except BROKEN as error:
             raise self._typed(error) from error
 
     def _all(self, sql, values=()):
         try:
             return self._db.execute(sql, values).fetchall()
-        except sqlite3.Error as error:
+        except BROKEN as error:
             raise self._typed(error) from error
 
     def _typed(self, error):
-        text = str(error)
+        text = "malformed text" if isinstance(error, UnicodeDecodeError) else str(error)
         for signs, kind, advice in (
                 (("locked", "busy"), StoreBusy, "another process holds it; try again"),
                 (("full",), StoreFull, "free some space and try again"),
@@ -416,12 +425,12 @@ class Store:
             return []
         self.requeue_reserved(now, session)
         with self.transaction():
-            rows = [dict(row) for row in self._all(
-                "select * from messages where target = ? and state = 'queued' order by priority desc, id limit ?",
-                (session, 2 * limit))]
-            for row in [row for row in rows if row["expires_at"] <= now]:
-                self.move(row, "expired", now, detail="its time ran out")
-            fresh = [row for row in rows if row["state"] == "queued"][:limit]
+            for row in self._all("select * from messages where target = ? and state = 'queued' and expires_at <= ? "
+                                 "limit ?", (session, now, SWEEP_ROWS)):
+                self.move(dict(row), "expired", now, detail="its time ran out")
+            fresh = [dict(row) for row in self._all(
+                "select * from messages where target = ? and state = 'queued' and expires_at > ? "
+                "order by priority desc, id limit ?", (session, now, limit))]
             taken = fresh[:choose(fresh)] if fresh else []
             for row in taken:
                 self.move(row, "hook-inflight", now, window=window, holder=holder)
@@ -542,17 +551,21 @@ class Store:
         return session
 
     def short_id(self, session):
-        """The shortest prefix, of 8 characters or more, that no other registered session begins with."""
+        """The shortest prefix, of 8 characters or more, that no other registered session begins with or is called."""
         shared = 0
         for sql in ("select session from peers where session > ? order by session limit 1",
                     "select session from peers where session < ? order by session desc limit 1"):
             row = self._one(sql, (session,))
             if row:
                 shared = max(shared, len(os.path.commonprefix([session, row[0]])))
-        return session[:max(SHORTEST_LABEL_ID, shared + 1)]
+        length = max(SHORTEST_LABEL_ID, shared + 1)
+        while length < len(session) and any(peer["session"] != session for peer in self.peers_named(session[:length])):
+            length += 1
+        return session[:length]
 
-    def register(self, peer, now, fresh_ms=30000):
+    def register(self, peer, now, predecessor=None, fresh_ms=30000):
         """Writes what a hook reports of its session, if it is news. peer: a dict of columns; "" never erases.
+        predecessor: the row of the session whose place this one takes, by /clear, in the same transaction.
 
         Returns the row as it now stands. An ended session that is opened again has no successor any more.
         """
@@ -560,7 +573,8 @@ class Store:
         news = {key: value for key, value in peer.items() if value not in ("", None) and (not old or old[key] != value)}
         if old and old["successor"] and opened:
             news["successor"] = None
-        if old and not news and now - old["last_seen"] < fresh_ms:
+        # A session that is opened again is its process's present one, which the time alone tells.
+        if old and not news and not opened and not predecessor and now - old["last_seen"] < fresh_ms:
             return old
         if "title" in news:
             news["title_key"] = name_key(news["title"])
@@ -571,20 +585,22 @@ class Store:
             self._execute("update peers set %s where session = :session"
                           % ", ".join("%s = :%s" % (column, column) for column in sorted(news)),
                           dict(news, session=peer["session"]))
+            if predecessor:
+                self._succeed(predecessor, peer["session"], now)
+        if predecessor:
+            self.lower_hint(predecessor["session"])
         return self.peer(peer["session"])
 
-    def succeed(self, old, new, now):
+    def _succeed(self, old, new, now):
         """After a /clear: the waiting messages and the given name of the old session move to the new one."""
-        with self.transaction():
-            for row in self._all("select * from messages where target = ? and state = 'queued'", (old["session"],)):
-                self._execute("update messages set target = ? where id = ?", (new, row["id"]))
-                self._record(row["id"], now, "queued", None, "moved to %s by /clear" % new)
-                self.raise_hint(new)
-            self._execute("update peers set name = ?, name_key = ? where session = ? and name_key = ''",
-                          (old["name"], old["name_key"], new))
-            self._execute("update peers set successor = ?, name = '', name_key = '' where session = ?",
-                          (new, old["session"]))
-        self.lower_hint(old["session"])
+        for row in self._all("select * from messages where target = ? and state = 'queued'", (old["session"],)):
+            self._execute("update messages set target = ? where id = ?", (new, row["id"]))
+            self._record(row["id"], now, "queued", None, "moved to %s by /clear" % new)
+            self.raise_hint(new)
+        self._execute("update peers set name = ?, name_key = ? where session = ? and name_key = ''",
+                      (old["name"], old["name_key"], new))
+        self._execute("update peers set successor = ?, name = '', name_key = '' where session = ?",
+                      (new, old["session"]))
 
     def set_name(self, session, name):
         with self.transaction():
@@ -654,8 +670,8 @@ class Store:
             if every_ms:
                 self.set_meta("last_sweep", str(now))
             # A clock that was ahead when a message was sent must not keep it for ever once it is right again.
-            self._execute("update messages set expires_at = :now + (expires_at - created_at), created_at = :now "
-                          "where state = 'queued' and created_at > :now + 60000", {"now": now})
+            self._execute("update messages indexed by messages_sent set expires_at = :now + (expires_at - created_at), "
+                          "created_at = :now where state = 'queued' and created_at > :now + 60000", {"now": now})
             for row in self._all("select * from messages where state = 'queued' and expires_at <= ? limit ?",
                                  (now, SWEEP_ROWS)):
                 counts["expired"] += self.move(dict(row), "expired", now, detail="its time ran out")

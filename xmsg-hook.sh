@@ -8,8 +8,10 @@
 # Fast path: builtins alone decide "nothing to do" from files that xmsg.py keeps beside the database; any doubt starts
 # Python. `bash -p` ignores BASH_ENV and exported functions; stdin is a socket under Node, so it is only ever read().
 
+ALRM=14
 umask 077
-exec 3>&2
+stderr=3
+exec 3>&2 || stderr=''
 [[ ${XMSG_NO_FAILOPEN-} == 1 ]] || exec 2>/dev/null
 
 host=${1-} event=${2-}
@@ -27,7 +29,7 @@ drain() {
 # `read` takes a byte per system call and -t adds three more, so -t stands on the first byte only.
 take_head() {
     local LC_ALL=C first='' rest=''
-    IFS= read -r -t 2 -d '' -n 1 first || return 1
+    IFS= read -r -t 2 -d '' -n 1 first || return
     if IFS= read -r -d '' -n 1023 rest; then
         more=1
         # A read that ends early has swallowed a NUL byte, which no JSON holds: keep the payload as broken as it is.
@@ -49,8 +51,8 @@ nothing_to_do() {
         [[ $head == *'"hook_event_name":"FileChanged"'* ]]
         return
     fi
-    # These two have something to say every time: what the session is to watch.
-    [[ $head != *'"hook_event_name":"SessionStart"'* && $head != *'"hook_event_name":"CwdChanged"'* ]] || return 1
+    # These say or tell something every time: what the session is to watch, and its title.
+    [[ $head != *SessionStart* && $head != *CwdChanged* && $head != *UserPromptSubmit* ]] || return 1
     while IFS= read -r prefix; do
         [[ -n $prefix && $head == "$prefix"* ]] && known=1 && break
     done < "$hints/peer/$session"
@@ -78,7 +80,7 @@ import _signal, os, sys
 _signal.setitimer(_signal.ITIMER_REAL, float(sys.argv[2]))
 sys.path.append(sys.argv[1])
 from xmsg import hook_main
-os._exit(hook_main(sys.argv[3:]))' "${impl%/*}" "$limit" "$host" "$event" 3>&-
+os._exit(hook_main(sys.argv[3:]))' "${impl%/*}" "$limit" "$host" "$event" "$@"
 }
 
 take_head
@@ -95,14 +97,15 @@ wakes=''
 if [[ -r $impl ]] && find_python; then
     if [[ $host == claude && $event == FileChanged ]]; then
         limit=580
-        text=$(run_python)
+        # The text goes straight to the host's stderr, once it is claimed; this line says that it did.
+        text=$(run_python $stderr)
         status=$?
-        [[ $text != $'xmsg wakes\n'* ]] || wakes=${text#*$'\n'}
+        [[ $text != 'xmsg wakes' ]] || wakes=1
     else
         limit=${XMSG_HOOK_TIMEOUT:-3}
         # Below the 5 s that the hosts give, whatever the environment says.
-        [[ $limit =~ ^[0-4](\.[0-9]+)?$ ]] || limit=3
-        run_python
+        [[ $limit =~ ^[0-4](\.[0-9])?$ && $limit != 0 && $limit != 0.0 ]] || limit=3
+        run_python 3>&-
         status=$?
     fi
 fi
@@ -112,10 +115,7 @@ if [[ $status != 0 && ${XMSG_NO_FAILOPEN-} != 1 && -d $hints ]]; then
         "$status" > "$db.faults.shell"
 fi
 # After the alarm stdin may never end; any other fault may have left it unread, and an unread stdin is an error to Codex.
-[[ $status == 0 || $status -gt 128 ]] || drain
-if [[ -n $wakes ]]; then
-    printf '%s\n' "$wakes" >&3
-    exit 2
-fi
+[[ $status == 0 || $status == $((128 + ALRM)) ]] || drain
+[[ -z $wakes ]] || exit 2
 [[ ${XMSG_NO_FAILOPEN-} != 1 ]] || exit "$status"
 exit 0

@@ -446,19 +446,21 @@ def hook_output(event, shape, text, watch=None):
 # ---------------------------------------------------------------------------------------------------- hook
 
 def hook_main(arguments):
-    """The hook entry: xmsg-hook.sh's `HOST [EVENT]`. Returns the exit status, 0 whatever happens.
+    """The hook entry: xmsg-hook.sh's `HOST [EVENT [3]]`. Returns the exit status, 0 whatever happens.
 
-    XMSG_NO_FAILOPEN=1 lets faults through.
+    The third word says that descriptor 3 is the host's stderr. XMSG_NO_FAILOPEN=1 lets faults through.
     """
     os.umask(0o077)
-    host, event = (list(arguments) + ["", ""])[:2]
+    host, event, stderr = (list(arguments) + ["", "", ""])[:3]
     faults, settings = [], None
     try:
         payload = os.environb.pop(b"XMSG_HOOK_HEAD", b"") + sys.stdin.buffer.read(LONGEST_PAYLOAD + 1)
+        while len(payload) > LONGEST_PAYLOAD and sys.stdin.buffer.read(1 << 20):
+            pass  # a payload that nobody reads is a broken pipe to the host
         settings = Settings(os.environ, faults)
         for fault in faults:
             note_fault(settings, "settings", UsageError(fault))
-        run_hook(settings, host, event, payload)
+        run_hook(settings, host, event, payload, 3 if stderr == "3" else None)
     except BaseException as error:
         if os.environ.get("XMSG_NO_FAILOPEN") == "1":
             raise
@@ -467,15 +469,19 @@ def hook_main(arguments):
     return 0
 
 
-def run_hook(settings, host, event, payload):
-    """One hook: register what changed, claim what waits, show it, and only then tidy up."""
+def run_hook(settings, host, event, payload, stderr=None):
+    """One hook: register what changed, claim what waits, show it, and only then tidy up.
+
+    stderr: the descriptor on which a wake's text reaches the host; without one there is no wake.
+    """
     call = parse_call(host, event, payload)
     if call is None:
         return
     store = Store(settings, busy_seconds=1.0)
     try:
         if call["shape"] == "wake":
-            wake_idle_session(store, call)
+            if stderr:
+                wake_idle_session(store, call, stderr)
         else:
             _serve(store, call)
     finally:
@@ -491,7 +497,8 @@ def _serve(store, call):
         record_interpreter(store.settings)
     if store.settings.tty_banner and shown:
         banner(shown)
-    if call["prefix"]:
+    # Another hook of this session may have registered something else meanwhile.
+    if call["prefix"] and same_session(peer, store.peer(session)):
         store.remember_prefix(session, call["prefix"], same_session(peer, seen_before))
     if call["event"] == "Stop" and call["host"] == "claude":
         store.touch_hint(session)
@@ -536,11 +543,13 @@ def _claude_or_codex_call(host, event, fields, payload):
     if event != "FileChanged" and event:
         told = event
     known = (host, event if event == "FileChanged" else told)
+    # The fast path never sees what stands behind its prefix, so a title counts only in events that it leaves alone.
+    title = _text(fields, "session_title") if told in ("SessionStart", "UserPromptSubmit") else ""
     # A subagent's tool call carries its parent's session id; what it is shown, the parent never sees.
     if known not in WINDOWS or fields.get("agent_id") or fields.get("agent_type"):
         return None
     return {"host": host, "event": told, "shape": WINDOWS[known], "session": _session(fields, "session_id"),
-            "cwd": _path(fields.get("cwd")), "model": _text(fields, "model"), "title": _text(fields, "session_title"),
+            "cwd": _path(fields.get("cwd")), "model": _text(fields, "model"), "title": title,
             "permission_mode": _text(fields, "permission_mode"), "source": _text(fields, "source"),
             "transcript": _path(fields.get("transcript_path")),
             "turn": _text(fields, "turn_id"), "stop_active": bool(fields.get("stop_hook_active")),
@@ -616,13 +625,11 @@ def register_session(store, call, now):
             "opened": call["event"] == "SessionStart"}
     if call["cwd"] and not (known and known["cwd"] == call["cwd"]):
         peer["project"] = project_root(call["cwd"])
-    row = store.register(peer, now)
+    before = []
     if call["host"] == "claude" and call["source"] == "clear" and pid:
         before = [other for other in store.peers_of_process(pid, start)
                   if other["session"] != call["session"] and not other["successor"]]
-        if before:
-            store.succeed(before[0], call["session"], now)
-    return row
+    return store.register(peer, now, before[0] if before else None)
 
 
 def same_session(peer, earlier):
@@ -720,7 +727,7 @@ def _shape_now(shape):
     return "context" if version >= STOP_CONTEXT_SINCE else "block"
 
 
-def wake_idle_session(store, call):
+def wake_idle_session(store, call, stderr):
     """Claude Code's FileChanged entry: waits until the session is idle or its mail is gone, then claims.
 
     What it prints makes xmsg-hook.sh leave with 2, which wakes the session. One waiter a session, whatever the number
@@ -740,7 +747,7 @@ def wake_idle_session(store, call):
         if lock is None:
             return
         try:
-            if _wait_and_wake(store, call, lock, deadline):
+            if _wait_and_wake(store, call, lock, deadline, stderr):
                 return
         finally:
             os.close(lock)
@@ -760,7 +767,7 @@ def _waiter_lock(store, session):
     return descriptor
 
 
-def _wait_and_wake(store, call, lock, deadline):
+def _wait_and_wake(store, call, lock, deadline, stderr):
     """True once the session was woken, or will be by a later event; False if the mail is gone."""
     session = call["session"]
     hint = os.path.join(store.hints, "mail", session)
@@ -771,7 +778,7 @@ def _wait_and_wake(store, call, lock, deadline):
         if not too_soon and activity(peer) in ("idle", "unknown"):
             if not store.waiting(session):
                 return False
-            if show_mail(store, dict(call, event="FileChanged"), now_ms(), _write_wake):
+            if show_mail(store, dict(call, event="FileChanged"), now_ms(), lambda output: _write_wake(stderr, output)):
                 os.pwrite(lock, str(now_ms()).encode(), 0)
                 return True
         if time.monotonic() > deadline:
@@ -786,9 +793,10 @@ def _claude_pid():
     return int(text) if text.isdigit() else process_of_session("claude")[0]
 
 
-def _write_wake(output):
-    """xmsg-hook.sh looks for this first line: nothing else that Python prints can wake anybody."""
-    write_all(1, ("xmsg wakes\n" + output["hookSpecificOutput"]["additionalContext"]).encode())
+def _write_wake(stderr, output):
+    """The text goes to the host, then one line to xmsg-hook.sh: nothing else that Python prints can wake anybody."""
+    write_all(stderr, output["hookSpecificOutput"]["additionalContext"].encode() + b"\n")
+    os.write(1, b"xmsg wakes\n")
 
 
 def banner(rows):

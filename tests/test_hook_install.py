@@ -82,6 +82,7 @@ REFUSED = {
     "two texts": (hook_install.HOSTS, b"{}\n{}", "2:1: the end of the text should be here"),
     "an open string": (hook_install.HOSTS, b'{"a": "' + b"x" * 50000, "1:7: a string that is not closed"),
     "a tab in a string": (hook_install.HOSTS, b'{"a": "x\ty"}', "1:7: a string"),
+    "an escape that JSON does not know": (hook_install.HOSTS, b'{"a": "\\q"}', "1:7: a string"),
     "a bare word": (hook_install.HOSTS, b'{"a": NaN}', "1:7: a value should be here"),
     "a leading zero": (hook_install.HOSTS, b'{"a": 01}', "1:7: a value should be here"),
     "another encoding": (hook_install.HOSTS, '{"a": {}}'.encode("utf-16"), "1:1: not UTF-8"),
@@ -286,7 +287,8 @@ class AnInstallation(Case):
         for host in BOTH:
             self.put(host, with_hooks(host))
             self.install(host)
-            self.assertEqual([group(FOREIGN, matcher="Bash"), group(command(host))], self.value_of(host)["hooks"]["Stop"])
+            self.assertEqual([group(FOREIGN, matcher="Bash"), group(command(host))],
+                             self.value_of(host)["hooks"]["Stop"])
 
     def test_writes_in_the_style_of_the_file(self):
         self.put("codex", '{\r\n\t"hooks": {\r\n\t\t"Stop": []\r\n\t}\r\n}')
@@ -302,11 +304,11 @@ class AnInstallation(Case):
     def test_of_a_dry_run_writes_nothing_and_shows_the_same(self):
         for host in hook_install.HOSTS:
             self.put(host, with_hooks(host))
-            for change, options in ((self.install, {}), (self.uninstall, {})):
+            for change in (self.install, self.uninstall):
                 before = self.tree()
                 dry = change(host, dry_run=True)
                 self.assertEqual(before, self.tree())
-                self.assertEqual(dry, change(host, **options))
+                self.assertEqual(dry, change(host))
                 self.assertNotEqual("", dry["diff"])
         shutil.rmtree(os.path.dirname(self.path("claude")))
         self.assertEqual("added", self.install("claude", dry_run=True)["action"])
@@ -368,7 +370,8 @@ class AnInstallation(Case):
             self.assertNotIn("PreCompact", self.value_of(host)["hooks"])
 
     def test_leaves_forms_that_it_does_not_know_and_says_so(self):
-        for line in ("nice %s codex" % WRAPPER, "%s codex; true" % WRAPPER, "%s other" % WRAPPER, "'%s codex" % WRAPPER):
+        for form in ("nice %s codex", "%s codex; true", "%s other", "'%s codex"):
+            line = form % WRAPPER
             self.put("codex", {"hooks": {"Stop": [group(dict(FOREIGN, command=line))]}})
             for change in (self.install, self.install, self.uninstall):
                 self.assertIn(line, change("codex")["detail"])
@@ -384,6 +387,9 @@ class AnInstallation(Case):
         self.assertEqual("installed", self.check("claude", wrapper)["state"])
         self.uninstall("claude", wrapper)
         self.assertEqual({}, self.tree())
+        self.put("claude", {"model": "m"})
+        self.install("claude", wrapper)
+        self.assertIn("漢".encode(), self.bytes_of("claude"))
 
     def test_takes_no_wrapper_that_hosts_could_not_find(self):
         for wrapper in ("xmsg-hook.sh", "~/xmsg-hook.sh", "/x/hook.sh", ""):
@@ -413,6 +419,37 @@ class AnInstallation(Case):
             hook_install._locked = locked
         self.assertEqual(2, len(at_lock))
 
+    def test_that_fails_leaves_nothing_behind(self):
+        """A full disk at any of its files; the sync of a folder after the fact is no failure."""
+        replace = os.replace
+        for prepare in (lambda: None, lambda: self.put("agy", with_hooks("agy"))):
+            for failing in (1, 2):
+                prepare()
+                before, calls = self.tree(), []
+
+                def fail(*names):
+                    calls.append(names)
+                    if len(calls) == failing:
+                        raise OSError(28, "No space left on device", names[0])
+                    replace(*names)
+                os.replace = fail
+                try:
+                    self.assertIn("No space left on device", self.install("agy")["detail"])
+                finally:
+                    os.replace = replace
+                self.assertEqual(before, self.tree())
+        sync = os.fsync
+
+        def fail_for_folders(descriptor):
+            if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                raise OSError(5, "Input/output error")
+            sync(descriptor)
+        os.fsync = fail_for_folders
+        try:
+            self.assert_comes_and_goes("agy")
+        finally:
+            os.fsync = sync
+
     def test_refuses_a_plan_that_would_touch_others(self):
         """Whatever the planner does, its result is read again before it is written."""
         self.put("codex", with_hooks("codex"))
@@ -427,6 +464,20 @@ class AnInstallation(Case):
                 self.assertEqual(before, self.tree())
         finally:
             hook_install._rewrite = rewrite
+        ours = hook_install.entries("codex", WRAPPER)["hooks"]
+        moved = {"hooks": dict(ours, Stop=ours["Stop"] + [group(FOREIGN, matcher="Bash")])}
+        apply_edits = hook_install._apply_edits
+        try:
+            for change, planned in ((self.install, {"hooks": ours}), (self.install, moved), (self.uninstall, {}),
+                                    (self.uninstall, with_hooks("codex"))):
+                if change == self.uninstall:
+                    self.put("codex", moved)
+                before = self.tree()
+                hook_install._apply_edits = lambda text, edits: pretty(planned)
+                self.assertIn("would have touched other entries", change("codex")["detail"])
+                self.assertEqual(before, self.tree())
+        finally:
+            hook_install._apply_edits = apply_edits
 
     def test_keeps_one_backup_of_the_file_before_xmsg(self):
         first = pretty({"model": "m"}).encode()
@@ -447,17 +498,20 @@ class AnInstallation(Case):
                          sorted(os.listdir(os.path.dirname(self.path("claude")))))
 
     def test_is_undone_as_well_without_its_backup_or_with_a_wrong_one(self):
-        for spoil in (os.unlink, lambda path: open(path, "w").close(), lambda path: open(path, "wb").write(b"{"),
-                      lambda path: open(path, "wb").write(b'{"evil": 1}'),
-                      lambda path: (os.unlink(path), os.symlink("/etc/passwd", path))):
+        for wrong in (None, b"", b"{", b'{"evil": 1}', "/etc/passwd"):
             self.put("claude", with_hooks("claude"))
             before = self.bytes_of("claude")
             self.install("claude")
-            spoil(self.path("claude") + hook_install.BACKUP_SUFFIX)
+            backup = self.path("claude") + hook_install.BACKUP_SUFFIX
+            os.unlink(backup)
+            if isinstance(wrong, str):
+                os.symlink(wrong, backup)
+            elif wrong is not None:
+                with open(backup, "wb") as file:
+                    file.write(wrong)
             self.assertEqual("removed", self.uninstall("claude")["action"])
             self.assertEqual(before, self.bytes_of("claude"))
-            backup = self.path("claude") + hook_install.BACKUP_SUFFIX
-            self.assertEqual(os.path.islink(backup), os.path.lexists(backup))
+            self.assertEqual(isinstance(wrong, str), os.path.lexists(backup))
 
 
 class TheEarlierXmsg(Case):
@@ -725,10 +779,22 @@ class CodexTrust(Case):
 
     def test_hashes_as_codex_does(self):
         """Answers of hooks/list of 0.156.1 and 0.171.0."""
-        for event, known in (("PreToolUse", "0febd3d77745bf03947f95050dbab5dc6f71e2abb77b78ea4bbf7e12accae920"),
-                             ("PostToolUse", "e11a86cbca02638ebaa31d58a26d63da2aecce0b2907574e53aa9ff84191ffc7")):
-            handler = {"type": "command", "command": "echo " + event, "timeout": 5}
-            self.assertEqual("sha256:" + known, hook_install._hook_hash(event, {}, handler))
+        line = "echo 'ü漢 \"x\"'"
+        for event, fields, handler, known in (
+                ("PreToolUse", {}, {"command": "echo PreToolUse", "timeout": 5},
+                 "0febd3d77745bf03947f95050dbab5dc6f71e2abb77b78ea4bbf7e12accae920"),
+                ("Stop", {"matcher": "*"}, {"command": line},
+                 "512708b4975017a8a86845f3d2c3be5544138892d505db98f7f3bebb28aa5d03"),
+                ("UserPromptSubmit", {"matcher": "x"}, {"command": line, "timeout": 0},
+                 "33e64705882065a89da0f6940293fb79253d2171547172b831d9863113bd207c"),
+                ("PreToolUse", {"matcher": ""}, {"command": line, "timeout": 5, "statusMessage": "né"},
+                 "b7f4e4fe5df25a90c0b69c272e8480b84a7c99ac65f84bfc7852af231ad959bd"),
+                ("SessionStart", {"matcher": "*"}, {"command": line, "timeout": 5, "async": True},
+                 "464f1c09d392a5326466c131427a83ee77e1430656eaaed4f78ec0ef41db306f"),
+                ("PostToolUse", {"matcher": "*"}, {"command": line, "timeout": 5, "asyncRewake": True},
+                 "875beaef5f7019ff25614296e6ece9c7e4082e0484119e2eb702af7dbbc47a83")):
+            handler["type"] = "command"
+            self.assertEqual("sha256:" + known, hook_install._hook_hash(event, fields, handler))
 
     def test_is_untrusted_until_the_user_confirms(self):
         self.assertEqual([], hook_install.codex_trust(self.environ))
@@ -896,8 +962,9 @@ class TheInterpreter(Case):
         other = os.path.join(self.home, "linked")
         os.symlink(real, other)
         self.assertEqual(other, hook_install.real_interpreter(other, self.environ))
-        for broken in (self.shim('exec %s "$@"' % real), self.shim("exit 1"), os.path.join(self.home, "gone"), "/bin/true"):
+        for broken in (os.path.join(self.home, "gone"), "/bin/true", self.shim("exit 1")):
             self.assertEqual(real, hook_install.real_interpreter(broken, self.environ))
+        self.assertEqual(real, hook_install.real_interpreter(self.shim('exec %s "$@"' % real), self.environ))
 
     def test_is_new_enough(self):
         for answer in ("/usr/bin/python3 3 8", "/usr/bin/python3 2 7", "nonsense", "", "python3 3 11"):
