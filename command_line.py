@@ -5,12 +5,13 @@ import sys
 import time
 
 from contract import (ENDED, HOSTS, IN_FLIGHT, LONGEST_NAME, NoSuchTarget, REFUSED_STATUS, RESERVED_NAMES,
-                      SETTINGS, SHORTEST_PREFIX, STATES, STORED, Settings, StoreReadOnly, UNKNOWN_STATUS,
-                      UsageError, VERSION, WAIT_SECONDS, XmsgError, age, clip, display_width, is_invisible,
-                      is_label, is_session_id, name_key, now_ms, one_line)
+                      SETTINGS, STATES, STORED, Settings, StoreReadOnly, UNKNOWN_STATUS, UsageError, VERSION,
+                      WAIT_SECONDS, XmsgError, age, clean_text, clip, display_width, is_invisible, is_label,
+                      name_key, now_ms, one_line)
 from store import Store, is_unknown, myself, record_interpreter, shown_state
-from xmsg import (activity, all_peers, describe_peer, direct_facts, display_name, hook_main, is_live,
-                  project_root, render, resolve, route, sender_identity, show)
+from xmsg import (NothingWritten, activity, all_peers, begins_other_ids, describe_peer, direct_facts,
+                  display_name, hook_main, is_live, project_root, render, resolve, resolve_one, route,
+                  sender_identity, show)
 from sending import cancel, find_message, look_for_evidence, record_receipt, send, settle, wait_for_proof
 
 
@@ -215,11 +216,16 @@ exit status: 0 delivered, held or queued; 1 unexpected; 2 usage; 3 no such targe
 def main(arguments):
     """The command line. Returns the exit status; the only place that prints and catches errors."""
     os.umask(0o077)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by the caller; no file of ours may get its descriptor
+            setattr(sys, name, open(os.devnull, mode))
     try:
-        status = _dispatch(arguments)
+        status = _dispatch([clean_text(argument) for argument in arguments])
         sys.stdout.flush()
         return status
-    except BrokenPipeError:
+    except OSError as error:  # most likely the output cannot be written
+        if not isinstance(error, BrokenPipeError):
+            sys.stderr.write("xmsg: cannot go on: %s\n" % (error.strerror or error))
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except KeyboardInterrupt:
@@ -246,11 +252,13 @@ def _dispatch(arguments):
         add_arguments, run, about = COMMANDS[name]
         parser = _parser(name, about)
         add_arguments(parser)
-        options = parser.parse_intermixed_args(rest)
-        return run(options, Settings(os.environ), print)
+        # argparse takes options between positionals, or a text behind --, but not both.
+        options = parser.parse_args(rest) if "--" in rest else parser.parse_intermixed_args(rest)
+        # These two help to mend a bad setting.
+        return run(options, Settings(os.environ, [] if name in ("doctor", "settings") else None), print)
     except XmsgError as error:
         return _report_error(error, json_wanted)
-    except BrokenPipeError:
+    except OSError:
         raise
     except Exception as error:
         if os.environ.get("XMSG_NO_FAILOPEN") == "1":
@@ -266,9 +274,9 @@ def _report_error(error, json_wanted):
             report["candidates"] = error.candidates
         print_json({"error": report}, print)
     else:
-        sys.stderr.write("xmsg: %s\n" % error)
+        sys.stderr.write("xmsg: %s\n" % one_line(str(error)))
         for candidate in error.candidates or ():
-            sys.stderr.write("  %s\n" % candidate)
+            sys.stderr.write("  %s\n" % one_line(candidate))
     return error.status
 
 
@@ -347,6 +355,8 @@ def run_send(options, settings, out):
         raise UsageError("--uid is 16 lower-case hex digits")
     if options.ttl is not None and not 1 <= options.ttl <= 365 * 86400:
         raise UsageError("--ttl is from 1 to 31536000 seconds")
+    if options.wait is not None and not 0 <= options.wait <= 86400:
+        raise UsageError("--wait is from 0 to 86400 seconds")
     if options.priority is not None and abs(options.priority) > 1000000:
         raise UsageError("--priority is from -1000000 to 1000000")
     request = {"target": options.target, "label": options.label, "priority": options.priority or 0,
@@ -442,7 +452,7 @@ def _queue_arguments(parser):
 
 def run_queue(options, settings, out):
     store = Store(settings, write=False)
-    target = resolve(store, options.name, {"self": ""})[0]["session"] if options.name else None
+    target = resolve_one(store, options.name)["session"] if options.name else None
     rows = store.queued(target, options.limit)
     if options.json:
         print_json({"messages": [message_record(store, row) for row in rows]}, out)
@@ -476,7 +486,9 @@ def store_with_evidence(settings):
 def run_outbox(options, settings, out):
     store, may_write = store_with_evidence(settings)
     sender = sender_identity(store, os.environ)
-    target = resolve(store, options.to, {"self": ""}, force=True)[0]["session"] if options.to else None
+    target = options.to
+    if target and not store.messages(target=target, limit=1):
+        target = resolve_one(store, target)["session"]
     if may_write:
         rows = own_messages(store, sender, target, True, options.limit)
         look_for_evidence(store, sorted({row["target"] for row in rows if not row["confirmed_at"]}))
@@ -503,7 +515,10 @@ def run_inbox(options, settings, out):
     store = Store(settings, write=options.take)
     which = options.which or ""
     if which and not options.take:
-        row = (store.by_id(int(which)) if which.isdecimal() and len(which) < 16 else None) or store.by_uid(which)
+        try:
+            row = find_message(store, which)
+        except NoSuchTarget:
+            row = None
         if row:
             if options.json:
                 print_json({"messages": [message_record(store, row)]}, out)
@@ -533,7 +548,10 @@ def _take(store, session, options, out):
             print_json({"messages": [message_record(store, row) for row in rows]}, out)
         else:
             out("\n\n".join(item_text(store, row) for row in rows) or "nothing waits")
-        sys.stdout.flush()
+        try:
+            sys.stdout.flush()
+        except OSError as error:
+            raise NothingWritten(error.strerror) from error
     show(store, rows, "inbox", write)
     store.lower_hint(session)
     return 0
@@ -548,7 +566,7 @@ def item_text(store, row):
 def own_session(store, which=""):
     """The session that a command is about: the one named, or the one that runs it (also `.`)."""
     if which and which != ".":
-        return resolve(store, which, {"self": ""})[0]["session"]
+        return resolve_one(store, which)["session"]
     session = sender_identity(store, os.environ)["self"]
     if not session:
         raise UsageError("this is not a session of Claude Code, Codex or agy; name one, as `xmsg list` shows it")
@@ -626,7 +644,7 @@ def run_name(options, settings, out):
 
 
 def _check_name(store, label, session):
-    if not is_label(label) or any(char.isspace() or char == ":" for char in label):
+    if not is_label(label) or label == "." or any(char.isspace() or char == ":" for char in label):
         raise UsageError("a name is one word of up to %d characters without brackets, colons or a leading dash"
                          % LONGEST_NAME)
     if name_key(label) in RESERVED_NAMES:
@@ -636,8 +654,7 @@ def _check_name(store, label, session):
         if other["session"] != session and is_live(store, other, now):
             raise UsageError("%s is already the name of %s; take another, or clear that one first"
                              % (label, describe_peer(store, other, now)))
-    if is_session_id(label) and len(label) >= SHORTEST_PREFIX and any(
-            other["session"] != session for other in store.peers_beginning(label)):
+    if begins_other_ids(store, label, session):
         raise UsageError("%s is how another session's id begins; take another name" % label)
 
 
@@ -650,20 +667,20 @@ def _find_arguments(parser):
 def run_find(options, settings, out):
     store = Store(settings, write=False)
     if options.exact:
-        peer = resolve(store, options.query or "", {"self": ""})[0]
+        peer = resolve_one(store, options.query or "")
         records = [session_record(store, peer, store.queued_counts(), now_ms())]
     else:
         records = session_records(store, everything=True, query=options.query)
+    if not records:
+        raise NoSuchTarget("nothing matches %r; `xmsg list --all` shows every session that is known" % options.query)
     if options.json:
         print_json({"sessions": records}, out)
     elif options.exact or options.ids_only:
         for record in records:
             out(record["session"])
-    elif records:
+    else:
         for line in session_lines(records, now_ms()):
             out(line)
-    if not records:
-        raise NoSuchTarget("nothing matches %r; `xmsg list --all` shows every session that is known" % options.query)
     return 0
 
 

@@ -249,7 +249,7 @@ PHRASES = {
 }
 # A body line that begins like one of ours is marked, so that nobody speaks in xmsg's voice or another peer's.
 OUR_OPENINGS = ("peer", "同伴", "local notification", "本机通知", "unknown source", "未知来源", "xmsg")
-OPEN_BRACKETS = "[［【〔「『〖❲⟦"
+OPEN_BRACKETS = "[［【〔「『〖❲⟦⁅"
 # The wrappers that hosts put around what a hook says; a body must not be able to end one or open another.
 ENVELOPES = ("system-reminder", "task-notification", "cross-session-message", "hook_prompt", "codex_delegation",
              "system_message", "user_request", "ephemeral_message", "pasted_content", "teammate-message", "channel")
@@ -306,7 +306,7 @@ def one_line(text):
 def is_label(text):
     """Whether a text can stand in a source line as an address, as it is, and be typed back."""
     return (0 < len(text) <= LONGEST_NAME and text == text.strip() and one_line(text) == text
-            and not any(char in text for char in "[]［］【】·;；`") and not text.startswith("-"))
+            and not any(char in text for char in "[]［］【】·;；`<>") and not text.startswith("-"))
 
 
 def name_key(name):
@@ -315,7 +315,7 @@ def name_key(name):
 
 
 def quote_imitations(body):
-    """The body with "> " before each line that begins like a source line of ours."""
+    """The body with "> " before each line that begins like a source line of ours, decorated or not."""
     if not any(bracket in body for bracket in OPEN_BRACKETS):
         return body
     return "".join("> " + line if _imitates(line) else line for line in body.splitlines(keepends=True))
@@ -323,11 +323,22 @@ def quote_imitations(body):
 
 def _imitates(line):
     import unicodedata
-    visible = "".join(char for char in line if not is_blank(char))
-    if not visible or visible[0] not in OPEN_BRACKETS:
+    if not any(bracket in line for bracket in OPEN_BRACKETS):
         return False
+    if "\x1b" in line:
+        import re
+        plain = re.sub("\x1b\\[[0-9;?]*[A-Za-z]", "", line)
+        if plain != line and _imitates(plain):
+            return True
+    visible = "".join(char for char in line if not is_blank(char))
     wanted = tuple(opening.replace(" ", "") for opening in OUR_OPENINGS)
-    return unicodedata.normalize("NFKC", visible[1:60]).casefold().startswith(wanted)
+    for at, char in enumerate(visible[:200]):
+        after = visible[at + 1:at + 60]
+        if char in OPEN_BRACKETS and unicodedata.normalize("NFKC", after).casefold().startswith(wanted):
+            return True
+        if char == ">" or char.isalnum():
+            return False
+    return False
 
 
 def neutralize(body):

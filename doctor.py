@@ -3,7 +3,7 @@ import json
 import os
 import time
 
-from contract import OPEN, SCHEMA, StoreError, age, now_ms, one_line
+from contract import OPEN, SCHEMA, Settings, StoreError, age, now_ms, one_line
 from store import Store, is_unknown
 from xmsg import all_peers, direct_facts, display_name, is_live, route
 from sending import look_for_evidence
@@ -22,19 +22,20 @@ def examine(settings, environ):
 
     def note(check, ok, detail, advice=""):
         found.append({"check": check, "ok": ok, "detail": detail, "advice": advice if ok is not True else ""})
+    bad = []
+    Settings(environ, bad)
+    note("settings", not bad, "; ".join(bad) or "all are valid", "correct them or unset them")
     store = _store(settings, note)
     _interpreter(settings, environ, note)
     _hooks(store, environ, note)
     _codex_trust(environ, note)
     _costs(settings, environ, note)
     _faults(settings, note)
-    if store:
-        _clock(store, note)
-        _hints(store, note)
-        _sweep(store, note)
-        _rows(store, note)
-        _sessions(store, note)
-        store.close()
+    for check in (_clock, _hints, _sweep, _rows, _sessions) if store else ():
+        try:
+            check(store, note)
+        except StoreError as error:
+            note(check.__name__.strip("_"), False, "could not be looked at", str(error))
     return found
 
 

@@ -10,7 +10,7 @@ import time
 
 from contract import (ENDED, IN_FLIGHT, LOG_BYTES, OPEN, SCHEMA, SENDER_KINDS, SHORTEST_LABEL_ID, STATES,
                       STORED, SWEEP_ROWS, StoreBusy, StoreCorrupt, StoreError, StoreFull, StoreReadOnly,
-                      StoreRefused, StoreTooNew, VACUUM_IN_PASSING, name_key, now_ms)
+                      StoreRefused, StoreTooNew, UsageError, VACUUM_IN_PASSING, name_key, now_ms)
 
 
 def _quoted(words):
@@ -345,6 +345,13 @@ class Store:
         key is withdrawn, if nobody has seen it yet.
         """
         known = self.by_uid(message["uid"]) or (message["request_key"] and self._same_request(message))
+        if known and known["state"] == "queued" and known["expires_at"] <= now:
+            self.move(known, "expired", now, detail="its time ran out")
+            known = known if known["uid"] == message["uid"] else None
+        if known and known["uid"] == message["uid"] and any(
+                known[column] != message[column] for column in ("body", "sender_session", "sender_label")):
+            raise UsageError("the uid %s is that of another message, #%d; leave it out, or resend that one unchanged"
+                             % (known["uid"], known["id"]))
         if known and replace and known["state"] == "queued" and known["uid"] != message["uid"]:
             self.move(known, "cancelled", now, detail="replaced by a newer one")
         elif known:
@@ -819,6 +826,8 @@ def note_fault(settings, where, error):
 def record_interpreter(settings):
     """Writes the real path of this interpreter beside the store, where xmsg-hook.sh and bin/xmsg look for it."""
     path, python = os.path.join(os.path.dirname(settings.db), "python"), os.path.realpath(sys.executable)
+    if sys.version_info < (3, 9):
+        return
     try:
         with open(path) as file:
             if os.access(file.read(4096).strip(), os.X_OK):

@@ -78,6 +78,8 @@ run_python() {
     XMSG_HOOK_HEAD=$head "$python" -I -S -c '
 import _signal, os, sys
 _signal.setitimer(_signal.ITIMER_REAL, float(sys.argv[2]))
+if sys.version_info < (3, 9):
+    os._exit(3)
 sys.path.append(sys.argv[1])
 from xmsg import hook_main
 os._exit(hook_main(sys.argv[3:]))' "${impl%/*}" "$limit" "$host" "$event" "$@"

@@ -154,6 +154,9 @@ def sender_identity(store, environ, label="", notification=False):
     nearest = host_process.nearest_host()
     process = (nearest.pid, nearest.start) if nearest and nearest.role != "server" else None
     given = label or settings.from_
+    if settings.from_tool and not is_label(settings.from_tool):
+        raise UsageError("XMSG_FROM_TOOL=%s is no name of a host; it is one of %s" % (
+            one_line(settings.from_tool)[:LONGEST_NAME], ", ".join(HOSTS)))
     if notification:
         return {"kind": "notification", "host": "", "session": "", "self": "", "process": None,
                 "label": _given_label(store, given, "") if given else "xmsg"}
@@ -197,19 +200,30 @@ def _given_label(store, label, session):
     if not is_label(label):
         raise UsageError("%r cannot be a sender's label: it is one line of up to %d characters without brackets"
                          % (one_line(label)[:LONGEST_NAME], LONGEST_NAME))
+    if session and (name_key(label) in RESERVED_NAMES or ":" in label or label == "."):
+        raise UsageError("%s cannot be a session's label: a reply to it would go elsewhere" % label)
     others = [peer for peer in store.peers_named(label) if peer["session"] != session]
+    others += begins_other_ids(store, label, session)
     if others and session:
         raise UsageError("the label %s is the name of another session (%s); replies to you would go there"
                          % (label, others[0]["session"]))
     return label
 
 
+def begins_other_ids(store, word, session=None):
+    """The other sessions whose id begins with a word; a name that looks like that is no address."""
+    if not is_session_id(word) or len(word) < SHORTEST_PREFIX:
+        return []
+    return [peer for peer in store.peers_beginning(word) if peer["session"] != session]
+
+
 def session_label(store, session):
     """The address that a session signs with: its name if no other live session has it, else the start of its id."""
     peer = store.peer(session)
     for name in (peer["name"], peer["title"]) if peer else ():
-        if is_label(name) and name_key(name) not in RESERVED_NAMES and ":" not in name and not store.peer(name):
+        if is_label(name) and name_key(name) not in RESERVED_NAMES and ":" not in name:
             others = [other for other in store.peers_named(name) if other["session"] != session]
+            others += begins_other_ids(store, name, session)
             if not any(is_live(store, other, now_ms()) for other in others):
                 return name
     return store.short_id(session)
@@ -267,7 +281,15 @@ def resolve(store, spec, sender, force=False):
                  "transcript": "", "forced": True}]
     raise NoSuchTarget("no session is called %s; `xmsg list --all` shows every one that is known%s" % (
         one_line(spec)[:LONGEST_NAME],
-        ", --force queues for a full id all the same" if is_session_id(rest) else ""))
+        ", --force queues for a full id all the same" if is_session_id(rest) and "report" not in sender else ""))
+
+
+def resolve_one(store, spec):
+    """The row of the one session that a word means, for commands that take no group, the own session among them."""
+    host, colon, rest = spec.partition(":")
+    if spec in ("all", "project") or (colon and host in HOSTS and not rest):
+        raise UsageError("%s is a group; name one session" % one_line(spec))
+    return resolve(store, spec, {"self": "", "report": True})[0]
 
 
 def _matches(store, word, host, now):
@@ -286,7 +308,9 @@ def _matches(store, word, host, now):
     named = {peer["session"]: peer for peer in store.peers_named(word)}
     named.update((session, peer) for session, peer in found.items() if peer["title_key"] and name_key(word) in (
         peer["title_key"], peer["name_key"]))
-    named = of_host(named.values())
+    # A host's title is anybody's text: one that looks like the beginning of another session's id means that session.
+    named = of_host(peer for peer in named.values() if peer["name_key"] == name_key(word)
+                    or not begins_other_ids(store, word, peer["session"]))
     pool = [peer for peer in named if is_live(store, peer, now)] or named
     given = [peer for peer in pool if peer["name_key"] == name_key(word)]
     if pool:
@@ -641,7 +665,7 @@ def same_session(peer, earlier):
 def show_mail(store, call, now, write):
     """Claims what waits, shows it through write(text), and says so in the store. Returns the rows that were shown."""
     shape, session = call["shape"], call["session"]
-    watch = None
+    output_shape, watch = _shape_now(shape), None
     # Claude Code forgets what it watches when its shell changes the folder (2.1.281 and 2.1.332).
     if call["host"] == "claude" and call["event"] in ("SessionStart", "CwdChanged") and store.settings.wake == "on":
         watch = os.path.join(store.hints, "mail", session)
@@ -654,7 +678,7 @@ def show_mail(store, call, now, write):
         rows = store.claim(session, now, store.settings.max_per_inject, choose, call["event"], myself())
     if not rows and not watch:
         return []
-    output = hook_output(call["event"], _shape_now(shape), text, watch)
+    output = hook_output(call["event"], output_shape, text, watch)
     show(store, rows, call["event"], lambda: write(output))
     if rows and shape == "block":
         count_stop(store, call)
@@ -723,7 +747,7 @@ def _shape_now(shape):
     if shape != "stop":
         return shape
     parts = os.environ.get("AI_AGENT", "").partition("claude-code_")[2].partition("_")[0].split("-")
-    version = tuple(int(part) for part in parts if part.isdigit())
+    version = tuple(int(part) for part in parts if part.isascii() and part.isdigit())
     return "context" if version >= STOP_CONTEXT_SINCE else "block"
 
 

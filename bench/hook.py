@@ -1,4 +1,7 @@
-"""What a hook costs: `python3 bench/hook.py [ROUNDS]`, ratios to floors of the same run; status 1 if a bar is missed."""
+"""What a hook costs, as ratios to floors of the same run.
+
+`python3 bench/hook.py [ROUNDS]`; status 1 if a bar is missed.
+"""
 import json
 import os
 import sys
@@ -11,7 +14,8 @@ XMSG = os.path.join(ROOT, "bin", "xmsg")
 TEXT = "the API is ready"
 FIELDS = {"session_id": SESSION, "transcript_path": "/nowhere/projects/x/%s.jsonl" % SESSION, "cwd": "/tmp",
           "prompt_id": "6a0c5a52-0000-4000-8000-000000000001", "permission_mode": "default",
-          "hook_event_name": "PreToolUse", "tool_name": "Bash", "tool_input": {"command": "make " + "x" * 300}}
+          "hook_event_name": "PreToolUse", "tool_name": "Bash",
+          "tool_input": {"command": "make " + "x" * 300}}
 
 
 def payload(**more):

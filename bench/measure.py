@@ -1,7 +1,8 @@
 """What the benchmarks share: a home of their own, interleaved runs, and ratios to floors of the same run.
 
-Times of one machine say nothing on another, and a noisy machine changes them by the minute; the ratio of two commands
-that took turns says something. A bar holds if the ratios of the medians and of the minima both keep it.
+Times of one machine say nothing on another, and a busy machine changes them by the minute; the ratio of two commands
+that took turns says something. The ratio of the medians decides; those of the minima and of the CPU times stand beside
+it, since load spoils the medians first.
 """
 import os
 import shutil
@@ -32,15 +33,14 @@ class Home:
     def run(self, command, data=b""):
         """(seconds, CPU seconds, standard output) of a command, from its start until it has ended.
 
-        The CPU time is that of the process and its children. No thread and no buffer of ours stands in between, as
-        `subprocess` has them: what fits into the pipe lies there before the process begins, as it does with a host.
+        The CPU time is that of the process and its children. Nothing of ours stands in between, as the buffers of
+        `subprocess` do: what fits into the pipe lies there before the process begins.
         """
         stdin, feed = os.pipe()
         sink, stdout = os.pipe()
         actions = [(os.POSIX_SPAWN_DUP2, stdin, 0), (os.POSIX_SPAWN_DUP2, stdout, 1),
                    (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)]
-        first, rest = data[:32768], data[32768:]
-        os.write(feed, first)
+        rest = data[os.write(feed, data[:32768]):]
         if not rest:
             os.close(feed)
         begin = time.perf_counter()
@@ -68,8 +68,8 @@ def python(imports):
 def measure(cases, rounds):
     """{name: [(seconds, CPU seconds)]} of cases {name: function that returns Home.run()'s answer}.
 
-    The cases take turns, every second round backwards, so that none always follows the same one. The first round, which
-    compiles and fills caches, does not count.
+    The cases take turns, every second round backwards, so that none always follows the same one. The first round,
+    which compiles and fills caches, does not count.
     """
     times = {name: [] for name in cases}
     for turn in range(rounds + 1):
@@ -83,7 +83,7 @@ def measure(cases, rounds):
 def report(title, times, bars):
     """Prints the table; true if every bar holds. bars: [(name, floor, most times that floor)]."""
     print("\n%s (%d rounds)" % (title, max(map(len, times.values()))))
-    print("%-30s %8s %8s %8s   %s" % ("", "min ms", "p50 ms", "cpu ms", "x floor: p50, min, cpu, bar"))
+    print("%-30s %8s %8s %8s   %s" % ("", "min ms", "p50 ms", "cpu ms", "p50, min, cpu: times the floor, and the bar"))
     held = True
     summary = {name: (statistics.median(seconds for seconds, _ in runs), min(seconds for seconds, _ in runs),
                       statistics.median(cpu for _, cpu in runs)) for name, runs in times.items()}
@@ -93,9 +93,11 @@ def report(title, times, bars):
         if name in compared:
             floor, most = compared[name]
             ratios = [own / other for own, other in zip(summary[name], summary[floor])]
-            kept = max(ratios[:2]) <= most
-            held = held and kept
-            line += "   %.2f  %.2f  %.2f  <= %.2f of %s%s" % (*ratios, most, floor, "" if kept else "  MISSED")
+            held = held and ratios[0] <= most
+            line += "   %.2f  %.2f  %.2f  <= %.2f x %s" % (*ratios, most, floor)
+            line += "" if ratios[0] <= most else "  MISSED"
         print(line)
+    if any(median > 1.3 * cpu for median, _, cpu in (summary[floor] for _, floor, _ in bars)):
+        print("The machine was busy: a floor took 1.3 times its CPU time or more. Compare cpu, or run it again.")
     sys.stdout.flush()
     return held

@@ -18,33 +18,36 @@ FLOOR = "python json,sqlite3,argparse"
 def fill(path, rows):
     """Delivered rows with their events, rows that wait for others, and registered sessions, by plain SQL.
 
-    The session that is measured has its share of what was delivered, and what waits lies between what has arrived. No
-    `analyze`: xmsg never runs it, and it changes what SQLite plans.
+    The session that is measured has its share of what was delivered, and what waits lies between what has arrived.
+    No `analyze`: xmsg never runs it, and it changes what SQLite plans.
     """
     now = int(time.time() * 1000)
     with sqlite3.connect(path) as database:
         # Without a log, and with the indexes made at the end, this takes a tenth of the time.
         indexes = database.execute("select name, sql from sqlite_master where type = 'index' and sql is not null")
         indexes = indexes.fetchall()
-        database.executescript("pragma journal_mode = off; pragma synchronous = off; pragma cache_size = -500000;" +
-                               "".join("drop index %s;" % name for name, _ in indexes))
+        database.executescript("pragma journal_mode = off; pragma synchronous = off; pragma cache_size = -500000;")
+        database.executescript("".join("drop index %s;" % name for name, _ in indexes))
         database.executescript("""
             with recursive n(i) as (select 0 union all select i + 1 from n where i < {others} - 2)
             insert into peers (session, host, name, name_key, cwd, project, first_seen, last_seen, hook_seen)
             select printf('%08x-peer', i), iif(i % 2, 'claude', 'codex'), 'peer' || i, 'peer' || i, '/tmp', '/tmp',
               {now}, {now}, {now} from n;
-            create temp table who as select row_number() over (order by session) - 1 as number, session, name from peers;
+            create temp table who as
+              select row_number() over (order by session) - 1 as number, session, name from peers;
             create unique index temp.who_number on who (number);
-            with recursive n(i) as (select 1 union all select i + 1 from n where i < {rows} + {waiting})
+            with recursive
+              n(i) as (select 1 union all select i + 1 from n where i < {rows} + {waiting}),
+              m(i, sender, label, target, state) as (
+                select i, sender.session, sender.name, target.session,
+                  iif(i % {every} = 0 and target.session != '{session}', 'queued', 'delivered')
+                from n join who as sender on sender.number = i % {others}
+                join who as target on target.number = (i * 7 + i / {others}) % {others})
             insert into messages (uid, created_at, expires_at, state, state_at, window, sender_kind, sender_label,
               sender_host, sender_session, target, target_host, body, priority)
-            select printf('%016x', i), {now} - 600000, {now} + 3600000,
-              iif(i % {every} = 0 and target.session != '{session}', 'queued', 'delivered'), {now} - i % 600000,
-              iif(i % {every} = 0 and target.session != '{session}', null, 'PreToolUse'), 'agent', sender.name, 'claude',
-              sender.session, target.session, 'claude',
-              'a message of some length that was sent and seen, number ' || i, 0
-            from n join who as sender on sender.number = i % {others} join who as target on
-              target.number = (i * 7 + i / {others}) % {others};
+            select printf('%016x', i), {now} - 600000, {now} + 3600000, state, {now} - i % 600000,
+              iif(state = 'queued', null, 'PreToolUse'), 'agent', label, 'claude', sender, target, 'claude',
+              'a message of some length that was sent and seen, number ' || i, 0 from m;
             insert into events (message, at, state) select id, created_at, 'queued' from messages;
             insert into events (message, at, state, window)
               select id, state_at, state, window from messages where state != 'queued';
@@ -52,9 +55,9 @@ def fill(path, rows):
                        session=SESSION))
         for _, statement in indexes:
             database.execute(statement)
-        waiting = [row[0] for row in database.execute("select distinct target from messages where state = 'queued'")]
+        waiting = database.execute("select distinct target from messages where state = 'queued'").fetchall()
         database.executescript("drop table temp.who; pragma journal_mode = wal;")
-    for session in waiting:
+    for session, in waiting:
         open(os.path.join(path + ".hints", "mail", session), "w").close()
 
 
@@ -64,7 +67,7 @@ def main(rounds, rows):
             hook(home, payload())
         begin = time.monotonic()
         fill(full.db, rows)
-        print("the large store: %.0f MB, made in %.0f s" % (os.path.getsize(full.db) / 1e6, time.monotonic() - begin))
+        print("the large store: %d MB, made in %d s" % (os.path.getsize(full.db) >> 20, time.monotonic() - begin))
         # A send comes before each hook, so these take turns as pairs.
         times = {FLOOR: [], "send": [], "hook": [], "send, large store": [], "hook, large store": []}
         for turn in range(rounds + 1):

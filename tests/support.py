@@ -318,16 +318,12 @@ class Home:
 
     def run(self, command, input=b"", env=(), umask=0o022, cwd=None, before=None, seconds=20, **options):
         """Runs a command as this user does: CompletedProcess with bytes. before: called in the child."""
-        def prepare():
-            os.umask(umask)
-            if before:
-                before()
         options.setdefault("stdout", subprocess.PIPE)
         options.setdefault("stderr", subprocess.PIPE)
         if "stdin" not in options:
             options["input"] = input
-        return subprocess.run(command, env=dict(self.env, **dict(env)), cwd=cwd or self.folder, preexec_fn=prepare,
-                              timeout=seconds * PATIENCE, **options)
+        return subprocess.run(command, env=dict(self.env, **dict(env)), cwd=cwd or self.folder, umask=umask,
+                              preexec_fn=before, timeout=seconds * PATIENCE, **options)
 
     def run_xmsg(self, *arguments, **options):
         """`xmsg ARGUMENTS` as a CompletedProcess with bytes."""

@@ -323,6 +323,8 @@ class AnInstallation(Case):
             record = self.install("claude")
             after = self.bytes_of("claude")
             self.put("claude", before)
+            if not shutil.which("patch"):
+                self.skipTest("patch(1) is not here")
             done = subprocess.run(["patch", "--binary", "-s", path], input=record["diff"].encode(), capture_output=True)
             self.assertEqual((0, b""), (done.returncode, done.stdout + done.stderr))
             self.assertEqual(after, self.bytes_of("claude"))

@@ -69,11 +69,12 @@ class Wrapper(HomeCase):
 
     def sized(self, size, host="codex"):
         """A PreToolUse payload of exactly so many bytes."""
-        rest = size - len(self.pay(host, tool_input={"command": ""}))
-        return self.pay(host, tool_input={"command": "x" * rest})
+        short = self.pay(host, tool_input={"command": ""})
+        return short.replace(b'{"command":""', b'{"command":"%s"' % (b"x" * (size - len(short))))
 
     def is_fast(self, data, host="codex", event=""):
-        status = self.home.run_hook(host, data, event, env=NO_PYTHON).returncode
+        status = subprocess.run([HOOK, host, event], input=data, env=dict(self.home.env, **NO_PYTHON),
+                                stderr=subprocess.DEVNULL, timeout=20 * PATIENCE).returncode
         self.assertIn(status, (0, 2))
         return status == 0
 
@@ -260,7 +261,7 @@ class TheFastPath(Wrapper):
         """Property: whatever arrives, if the shell alone lets it pass, Python would show, claim and register nothing."""
         generator = random.Random(int(os.environ.get("XMSG_TEST_SEED", "20")))
         fast, slow = 0, 0
-        for number in range(2000 if FULL else 300):
+        for number in range(3000 if FULL else 250):
             if number % 50 == 0:
                 self.home.hook("codex", BOB, "PreToolUse", permission_mode=generator.choice(("default", "plan")))
                 self.home.hook("claude", ADA, "PreToolUse", permission_mode=generator.choice(("default", "plan")))
@@ -271,8 +272,9 @@ class TheFastPath(Wrapper):
                 continue
             fast += 1
             before = self.state()
-            done = self.home.run([PYTHON, "-I", "-S", "-c", "import sys; sys.path.append(%r)\nfrom xmsg import hook_main\n"
-                                  "sys.exit(hook_main(%r))" % (ROOT, [host, event])], input=data)
+            done = subprocess.run([PYTHON, "-I", "-S", "-c", "import sys; sys.path.append(%r)\nfrom xmsg import hook_main\n"
+                                   "sys.exit(hook_main(%r))" % (ROOT, [host, event])], input=data, env=self.home.env,
+                                  cwd=self.home.folder, stdout=subprocess.PIPE, timeout=20 * PATIENCE)
             self.assertEqual((0, b""), (done.returncode, done.stdout), (host, event, data[:1500]))
             self.assertEqual(before, self.state(), (host, event, data[:1500]))
         self.assertGreater(fast, 20)
@@ -343,13 +345,14 @@ class TheEnvironment(Wrapper):
         """Fast and slow, with and without a drain: nothing of the environment runs, and the hook works."""
         with self.subTest(sorted(env)):
             for data in (self.pay(), self.sized(70000)):
-                self.assertEqual((0, b"", True), self.feed(data, env=dict(env, **NO_PYTHON))[::2] + (True,))
+                status, out, _, whole = self.feed(data, env=dict(env, **NO_PYTHON))
+                self.assertEqual((0, b"", True), (status, out, whole))
             self.queue()
             status, out, err, whole = self.feed(self.sized(70000), env=env)
             self.assertEqual((0, True), (status, whole), err)
             self.assertIn("mail", json.loads(out)["hookSpecificOutput"]["additionalContext"])
             self.feed(b"{", env=env)
-            self.assertFalse(os.path.exists(trace), os.path.exists(trace) and open(trace).read())
+            self.assertFalse(os.path.exists(trace), "code of the environment ran")
 
     def test_gives_no_code_to_the_shell(self):
         folder, trace = self.canary()
@@ -379,30 +382,28 @@ class TheEnvironment(Wrapper):
                 file.write("open(%r, 'w').write('ran')\n" % trace)
         self.check({"PYTHONPATH": folder, "PYTHONSTARTUP": folder + "/json.py", "PYTHONHOME": folder,
                     "PYTHONINSPECT": "1", "PYTHONWARNINGS": "error", "PYTHONDEVMODE": "1"}, trace)
-        env = dict(self.home.env)
         self.queue()
-        done = subprocess.run([HOOK, "codex"], input=self.pay(), env=env, cwd=folder, stdout=subprocess.PIPE,
-                              timeout=10 * PATIENCE)
-        self.assertIn(b"mail", done.stdout)
+        self.assertIn(b"mail", self.home.run_hook("codex", self.pay(), cwd=folder).stdout)
         self.assertFalse(os.path.exists(trace), "a module of the host's folder ran")
 
     def test_in_a_strange_locale_changes_nothing(self):
         for locale in ("bogus", "C", "POSIX", "C.UTF-8", "en_US.ISO-8859-1", ""):
             self.queue(body="naïve 长")
             env = {"LC_ALL": locale, "LANG": locale, "XMSG_LANG": "en"}
-            fields = {"cwd": "/naïve/长" * 90}
-            out = self.home.raw_hook(["codex"], payload("codex", "PreToolUse", BOB, **fields), env=env)
+            # The head of 1,024 bytes ends in the middle of a character.
+            data = payload("codex", "PreToolUse", BOB, cwd="/naïve/长" * 90)
+            out = self.home.raw_hook(["codex"], data, env=env)
             self.assertIn("naïve 长", out["hookSpecificOutput"]["additionalContext"], locale)
-            self.assertEqual(0, self.home.run_hook("codex", payload("codex", "PreToolUse", BOB, **fields), env=dict(
-                env, **NO_PYTHON)).returncode if len(fields["cwd"]) < 400 else 0)
+            data = payload("codex", "PreToolUse", BOB, cwd="/naïve/长")
+            self.home.raw_hook(["codex"], data, env=env)
+            done = self.home.run_hook("codex", data, env=dict(env, **NO_PYTHON))
+            self.assertEqual(0, done.returncode, locale)
 
-    def test_without_a_home_does_no_harm(self):
-        env = {"PATH": "/usr/bin:/bin"}
-        for home in ({}, {"HOME": ""}, {"HOME": "/nonexistent"}, {"HOME": "relative"}):
-            done = subprocess.run([HOOK, "codex"], input=self.pay(), env=dict(env, **home), cwd=self.home.folder,
-                                  stdout=subprocess.PIPE, timeout=10 * PATIENCE) if home else None
-            if done:
-                self.assertEqual((0, b""), (done.returncode, done.stdout), home)
+    def test_with_a_home_that_is_no_place_does_no_harm(self):
+        done = subprocess.run([HOOK, "codex"], input=self.pay(), env={"PATH": "/usr/bin:/bin", "HOME": "relative"},
+                              cwd=self.home.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=10 * PATIENCE)
+        self.assertEqual((0, b"", b""), (done.returncode, done.stdout, done.stderr))
+        self.assertFalse(os.path.exists(self.home.folder + "/relative"))
 
     def test_keeps_files_to_the_user_with_any_umask(self):
         for umask in (0, 0o077):
@@ -446,9 +447,8 @@ class TheInterpreter(Wrapper):
         os.symlink(PYTHON, shim)
         with open(recorded, "w") as file:
             file.write("/nonexistent/python\n")
-        with contextlib.suppress(AssertionError):
+        if os.path.exists("/usr/bin/python3"):  # else nothing is found on this PATH
             self.home.hook("claude", ADA, "SessionStart")
-        if os.path.exists("/usr/bin/python3"):
             with open(recorded) as file:
                 self.assertEqual(os.path.realpath("/usr/bin/python3") + "\n", file.read())
         os.unlink(recorded)
@@ -554,7 +554,7 @@ class TheNet(Wrapper):
     def test_lets_no_other_status_through_than_0(self):
         """A status of 2 at PreToolUse blocks a person's tool. Only `claude FileChanged` may leave with it."""
         self.queue(EVE)
-        env = self.implementation("import os\nos.write(1, b'xmsg wakes\\nnot claimed\\n')\nos._exit(2)\n")
+        env = self.implementation("import os\nos.write(2, b'blocked')\nos.write(1, b'xmsg wakes\\n')\nos._exit(2)\n")
         for entry in ENTRIES:
             for event in ("PreToolUse", "FileChanged"):
                 done = self.home.run([HOOK, *entry], input=self.pay("codex", event, session=EVE), env=env)
@@ -563,17 +563,18 @@ class TheNet(Wrapper):
     def test_lets_the_waking_entry_leave_with_2_for_marked_text_only(self):
         self.queue(EVE)
         data = self.pay("claude", "FileChanged", session=EVE)
-        for text in ("", "xmsg wakes", "xmsg wakes\\n", "xmsg wake\\nx", " xmsg wakes\\nx", "garbage\\nxmsg wakes\\nx",
-                     "{\\\"a\\\": 1}", "x" * 5000, "\\nxmsg wakes\\nx"):
+        for text in ("", "xmsg wake", " xmsg wakes\\n", "xmsg wakes\\nx", "garbage\\nxmsg wakes", "xmsg wakes*", "x" * 5000,
+                     '{"a": 1}', "\\nxmsg wakes\\n"):
             for status in (0, 2):
                 env = self.implementation("import os\nos.write(1, b'%s')\nos._exit(%d)\n" % (text, status))
                 done = self.home.run_hook("claude", data, "FileChanged", env=env)
                 self.assertEqual((0, b"", b""), (done.returncode, done.stdout, done.stderr), (text, status))
         for status in (0, 1, 2, 137):
             leave = "os.kill(os.getpid(), 9)" if status == 137 else "os._exit(%d)" % status
-            env = self.implementation("import os\nos.write(1, b'xmsg wakes\\n%%s * ` $HOME -n\\n\\n')\n%s\n" % leave)
+            env = self.implementation("import os\nos.write(3, b'%%s * ` $HOME -n')\nos.write(2, b'noise')\n"
+                                      "os.write(1, b'xmsg wakes\\n')\n%s\n" % leave)
             done = self.home.run_hook("claude", data, "FileChanged", env=env)
-            self.assertEqual((2, b"", b"%s * ` $HOME -n\n"), (done.returncode, done.stdout, done.stderr))
+            self.assertEqual((2, b"", b"%s * ` $HOME -n"), (done.returncode, done.stdout, done.stderr))
 
     def test_lets_the_waking_entry_leave_with_2_for_claimed_text_only(self):
         wake = ["claude", "FileChanged"]
