@@ -12,7 +12,7 @@ import unittest
 
 from support import ADA, BOB, EVE, PATIENCE, PYTHON, ROOT, HomeCase, end, message, payload, wait_until
 
-from contract import ENDED, STATES, now_ms
+from contract import ENDED, STATES
 
 FULL = os.environ.get("XMSG_FULL") == "1"
 SEED = int(os.environ.get("XMSG_TEST_SEED", "5"))
