@@ -8,6 +8,7 @@ import os
 
 THREAD_CHARS = frozenset("0123456789abcdef-")
 MOST_THREADS = 1000
+SOURCES = ("cli", "vscode", "exec")  # of sessions that a person or an agent has started
 LARGEST_INDEX = 16 << 20  # bytes of session_index.jsonl, of which the newest count
 
 
@@ -48,10 +49,11 @@ def open_threads(home):
         thread, ending = os.path.splitext(name)
         pid = holders.get(_identity(os.path.join(folder, name)))
         if pid and ending == ".lock" and THREAD_CHARS.issuperset(thread):
-            threads.append({"session": thread, "pid": pid, "name": "", "cwd": "", "model": ""})
+            threads.append({"session": thread, "pid": pid, "name": "", "cwd": "", "model": "", "source": ""})
     if threads:
         _describe(home, threads)
-    return threads
+    # A subagent's thread is open too, but it has no window and its id begins like its parent's.
+    return [thread for thread in threads if thread["source"] in SOURCES]
 
 
 def _identity(path):
@@ -92,10 +94,11 @@ def _describe(home, threads):
                                        uri=True, timeout=0.2)
             try:
                 columns = {row[1] for row in database.execute("pragma table_info(threads)")}
-                wanted = [column if column in columns else "''" for column in ("name", "cwd", "model")]
+                wanted = [column if column in columns else "''" for column in ("name", "cwd", "model", "source")]
                 for row in database.execute("select id, %s from threads where id in (%s)" % (
                         ", ".join(wanted), ", ".join("?" * len(by_id))), list(by_id)):
-                    by_id[row[0]].update(name=_word(row[1]), cwd=_word(row[2]), model=_word(row[3]))
+                    by_id[row[0]].update(name=_word(row[1]), cwd=_word(row[2]), model=_word(row[3]),
+                                         source=_word(row[4]))
             finally:
                 database.close()
         except sqlite3.Error:

@@ -20,6 +20,8 @@ def _quoted(words):
 # SQLite uses a partial index only where a query repeats the index's own condition to the letter.
 IS_OPEN = "state in (%s)" % _quoted(OPEN)
 IS_ENDED = "state in (%s)" % _quoted(ENDED)
+# Without statistics it would take the index of all of a session's messages, and a hook would grow with its history.
+QUEUED = "messages indexed by messages_queued"
 TABLES = """
 create table messages (
   id integer primary key autoincrement,
@@ -332,7 +334,7 @@ class Store:
 
     def _waiting(self, session):
         """A reserved row counts: if its sender dies, it is queued again."""
-        return self._one("select 1 from messages where target = :session and state = 'queued' union all "
+        return self._one("select 1 from " + QUEUED + " where target = :session and state = 'queued' union all "
                          "select 1 from messages where target = :session and state = 'reserved' and " + IS_OPEN +
                          " limit 1", {"session": session}) is not None
 
@@ -432,11 +434,11 @@ class Store:
             return []
         self.requeue_reserved(now, session)
         with self.transaction():
-            for row in self._all("select * from messages where target = ? and state = 'queued' and expires_at <= ? "
-                                 "limit ?", (session, now, SWEEP_ROWS)):
+            for row in self._all("select * from " + QUEUED + " where target = ? and state = 'queued' and "
+                                 "expires_at <= ? limit ?", (session, now, SWEEP_ROWS)):
                 self.move(dict(row), "expired", now, detail="its time ran out")
             fresh = [dict(row) for row in self._all(
-                "select * from messages where target = ? and state = 'queued' and expires_at > ? "
+                "select * from " + QUEUED + " where target = ? and state = 'queued' and expires_at > ? "
                 "order by priority desc, id limit ?", (session, now, limit))]
             taken = fresh[:choose(fresh)] if fresh else []
             for row in taken:
@@ -485,7 +487,7 @@ class Store:
     def waiting_before(self, row):
         """The older waiting rows of the same sender and target."""
         return [dict(other) for other in self._all(
-            "select * from messages where target = :target and state = 'queued' and id < :id and "
+            "select * from " + QUEUED + " where target = :target and state = 'queued' and id < :id and "
             "sender_session = :sender_session and sender_label = :sender_label and expires_at > :created_at "
             "order by id",
             row)]
@@ -600,7 +602,7 @@ class Store:
 
     def _succeed(self, old, new, now):
         """After a /clear: the waiting messages and the given name of the old session move to the new one."""
-        for row in self._all("select * from messages where target = ? and state = 'queued'", (old["session"],)):
+        for row in self._all("select * from " + QUEUED + " where target = ? and state = 'queued'", (old["session"],)):
             self._execute("update messages set target = ? where id = ?", (new, row["id"]))
             self._record(row["id"], now, "queued", None, "moved to %s by /clear" % new)
             self.raise_hint(new)

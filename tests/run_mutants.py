@@ -3,12 +3,13 @@
 
 usage: run_mutants.py [-j N] [WORD ...]     only the mutants whose line holds one of the words
 
-mutants.txt holds one mutant a line: guard | file | old text | new text | test. The texts are Python string literals
-without their quotes (\\n is a line end); the old one stands exactly once in the file. The test is a name below tests/, as
+mutants.txt holds one mutant a line: guard | file | old text | new text | test. In the texts \\n is a line end, \\t a tab,
+\\\\ a backslash and \\p a vertical bar; the old one stands exactly once in the file. The test is a name below tests/, as
 `python3 -m unittest` takes it. Each test is first run on an unbroken copy, where it must pass.
 """
 import argparse
 import concurrent.futures
+import itertools
 import os
 import shutil
 import subprocess
@@ -49,29 +50,40 @@ def unescaped(text):
     return "".join(pieces)
 
 
-def fails(test, edit=None):
-    """Whether a test fails in a copy of everything; edit: (file, old, new). None if the old text does not stand once."""
-    folder = tempfile.mkdtemp(prefix="xmsg-mutant-")
-    try:
-        copy = os.path.join(folder, "xmsg")
-        shutil.copytree(ROOT, copy, symlinks=True, ignore=LEFT_OUT)
-        if edit:
-            path = os.path.join(copy, edit[0])
-            with open(path, encoding="utf-8", newline="") as file:
-                text = file.read()
-            if text.count(edit[1]) != 1:
-                return None
-            with open(path, "w", encoding="utf-8", newline="") as file:
-                file.write(text.replace(edit[1], edit[2]))
+class Bench:
+    """A frozen copy of everything, which the tree's own changes do not reach; each run is made in a copy of that."""
+
+    def __init__(self, folder):
+        self.folder, self.frozen, self.count = folder, os.path.join(folder, "frozen"), itertools.count()
+        shutil.copytree(ROOT, self.frozen, symlinks=True, ignore=LEFT_OUT)
+
+    def run(self, test, edit=None):
+        """(whether the test fails, what it printed). edit: (file, old, new). None instead of True or False if the old
+        text does not stand once, or if the test does not run."""
+        copy = os.path.join(self.folder, str(next(self.count)), "xmsg")
+        shutil.copytree(self.frozen, copy, symlinks=True)
         try:
-            done = subprocess.run([sys.executable, "-m", "unittest", "-q", test], cwd=os.path.join(copy, "tests"),
-                                  stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=SECONDS)
-        except subprocess.TimeoutExpired:
-            return True
-        # A test that is skipped or not there proves nothing.
-        return done.returncode != 0 if b"Ran 0 tests" not in done.stdout and b"skipped=" not in done.stdout else None
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+            if edit:
+                path = os.path.join(copy, edit[0])
+                with open(path, encoding="utf-8", newline="") as file:
+                    text = file.read()
+                if text.count(edit[1]) != 1:
+                    return None, "the old text stands %d times in %s" % (text.count(edit[1]), edit[0])
+                with open(path, "w", encoding="utf-8", newline="") as file:
+                    file.write(text.replace(edit[1], edit[2]))
+            try:
+                done = subprocess.run([sys.executable, "-m", "unittest", "-q", test], cwd=os.path.join(copy, "tests"),
+                                      stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                      timeout=SECONDS)
+            except subprocess.TimeoutExpired:
+                return True, "not in time"
+            printed = done.stdout.decode("utf-8", "replace")
+            # A test that is skipped or not there proves nothing.
+            if "Ran 0 tests" in printed or "skipped=" in printed or "_FailedTest" in printed:
+                return None, printed
+            return done.returncode != 0, printed
+        finally:
+            shutil.rmtree(os.path.dirname(copy), ignore_errors=True)
 
 
 def main(arguments):
@@ -81,18 +93,23 @@ def main(arguments):
     options = parser.parse_args(arguments)
     mutants = [mutant for mutant in read_mutants(os.path.join(TESTS, "mutants.txt"))
                if not options.words or any(word in " | ".join(map(str, mutant)) for word in options.words)]
-    with concurrent.futures.ThreadPoolExecutor(options.j) as pool:
+    killed = survived = 0
+    with tempfile.TemporaryDirectory(prefix="xmsg-mutants-") as folder, \
+            concurrent.futures.ThreadPoolExecutor(options.j) as pool:
+        bench = Bench(folder)
         tests = sorted({mutant[5] for mutant in mutants})
-        unbroken = dict(zip(tests, pool.map(fails, tests)))
-        for test in tests:
-            if unbroken[test] is not False:
-                print("%s %s" % ("FAILS WITHOUT A MUTANT" if unbroken[test] else "DOES NOT RUN", test), flush=True)
-        killed = survived = 0
-        results = pool.map(lambda mutant: unbroken[mutant[5]] is False and fails(mutant[5], mutant[2:5]), mutants)
-        for (number, guard, name, _, _, test), result in zip(mutants, results):
+        sound = set()
+        for test, (result, printed) in zip(tests, pool.map(bench.run, tests)):
+            if result is False:
+                sound.add(test)
+            else:
+                print("%s: %s\n%s" % ("FAILS WITHOUT A MUTANT" if result else "DOES NOT RUN", test, printed[-1500:]))
+        results = pool.map(lambda mutant: bench.run(mutant[5], mutant[2:5]) if mutant[5] in sound else (None, ""), mutants)
+        for (number, guard, name, _, _, test), (result, printed) in zip(mutants, results):
             killed, survived = killed + (result is True), survived + (result is not True)
-            print("%s %d: %s (%s, %s)" % ("killed" if result else "OLD TEXT NOT FOUND ONCE" if result is None else "SURVIVED",
-                                          number, guard, name, test), flush=True)
+            word = "killed" if result else "SURVIVED" if result is False else "PROVES NOTHING"
+            print("%s %d: %s (%s, %s)%s" % (word, number, guard, name, test, "\n" + printed[-300:] if result is None else ""),
+                  flush=True)
     print("%d killed, %d survived" % (killed, survived))
     return 0 if survived == 0 and killed else 1
 

@@ -257,6 +257,32 @@ class TheWake(Case):
             self.assertEqual([self.home.db + ".hints/mail/" + ADA], output["watchPaths"])
 
 
+class TheHint(Case):
+    def test_is_lowered_with_the_lock_held_from_the_look_to_the_unlink(self):
+        sys.path.append(ROOT)
+        from contract import Settings
+        from store import Store
+        store = Store(Settings(self.home.env))
+        self.addCleanup(store.close)
+        look, senders = store._waiting, []
+
+        def look_while_somebody_sends(session):
+            found = look(session)
+            senders.append(subprocess.Popen([os.path.join(ROOT, "bin", "xmsg"), "send", BOB, "in between", "--no-direct"],
+                                            env=self.home.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+            try:
+                senders[0].wait(1)
+            except subprocess.TimeoutExpired:
+                pass  # it waits for the lock, as it should
+            return found
+        store._waiting = look_while_somebody_sends
+        store.raise_hint(BOB)
+        store.lower_hint(BOB)
+        self.assertEqual(0, senders[0].wait(20 * PATIENCE))
+        self.assertEqual(["queued"], self.home.states())
+        self.assertTrue(os.path.exists(self.home.db + ".hints/mail/" + BOB), "a queued row without its hint")
+
+
 class ATarget(Case):
     def test_is_a_name_an_id_or_a_prefix_and_never_oneself(self):
         self.home.xmsg("name", BOB, "leader")
