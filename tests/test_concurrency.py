@@ -251,7 +251,7 @@ class ARace(Crowd):
             self.assertEqual(int(end_state == "delivered"), shown.count(row["body"]), row)
             self.assertEqual(winner == "withdrawn", row["uid"] in cancelled, (row, events))
         self.check_moves()
-        self.assertGreater(len(winners), 2, "somebody always wins: no race: %r" % winners)
+        self.assertGreater(len(winners), 1, "somebody always wins: no race: %r" % winners)
         for target in self.store.queued_counts():
             self.assertTrue(os.path.exists(self.home.hint(target)))
 
