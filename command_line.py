@@ -115,8 +115,8 @@ def table(heads, rows, flexible, width=None):
 
 def session_lines(records, now):
     if not records:
-        return ["no session is open here that xmsg knows; a session appears with its first hook (see README: hooks), "
-                "and `xmsg list --all` shows ended ones"]
+        return ["no session is open here that xmsg knows; a session appears with its first hook (`xmsg install` adds "
+                "them, `xmsg doctor` checks them); `xmsg list --all` shows ended ones"]
     # A cut id is no address; its unique beginning is one.
     session = "short_id" if 0 < terminal_width() < 100 else "session"
     return table(["NAME", "SESSION", "HOST", "OPEN", "SEEN", "MAIL", "FOLDER"], [
@@ -672,7 +672,8 @@ def run_find(options, settings, out):
     else:
         records = session_records(store, everything=True, query=options.query)
     if not records:
-        raise NoSuchTarget("nothing matches %r; `xmsg list --all` shows every session that is known" % options.query)
+        raise NoSuchTarget("%s; `xmsg list --all` shows every session that is known"
+                           % ("nothing matches %r" % options.query if options.query else "no session is known yet"))
     if options.json:
         print_json({"sessions": records}, out)
     elif options.exact or options.ids_only:
