@@ -773,6 +773,8 @@ def wake_idle_session(store, call, stderr):
         try:
             if _wait_and_wake(store, call, lock, deadline, stderr):
                 return
+        except NothingWritten:
+            return  # the host is gone; the mail is queued again
         finally:
             os.close(lock)
     store.lower_hint(call["session"])
@@ -792,11 +794,14 @@ def _waiter_lock(store, session):
 
 
 def _wait_and_wake(store, call, lock, deadline, stderr):
-    """True once the session was woken, or will be by a later event; False if the mail is gone."""
+    """True once the session was woken, or will be by a later event, or is gone; False if the mail is gone."""
+    import host_process
     session = call["session"]
     hint = os.path.join(store.hints, "mail", session)
     peer = {"host": "claude", "session": session, "pid": _claude_pid(), "transcript": call["transcript"]}
     while os.path.exists(hint) or store.waiting(session):
+        if peer["pid"] and host_process.start_time(peer["pid"]) is None:
+            return True  # nobody is left to wake
         last_wake = os.pread(lock, 32, 0)
         too_soon = last_wake.isdigit() and 0 <= now_ms() - int(last_wake) < 1000
         if not too_soon and activity(peer) in ("idle", "unknown"):

@@ -323,6 +323,10 @@ class ClaudeIsWoken(EveryHost, OneSession):
             self.host.start("--session-id", session)
             sender.join()
             try:
+                # What is there in time for the SessionStart hook itself is context, which waits for the first request.
+                time.sleep(1)
+                if self.sent(word)[0]["window"] == "SessionStart":
+                    self.host.prompt("first prompt of " + session)
                 self.host.wait_seen(word, 8)
                 self.host.wait_idle()
                 self.assert_seen_once(self.host, word)
