@@ -16,6 +16,7 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(PROJECT))
+from side_by_side import load_tests  # noqa: E402, F401
 import claude_delivery  # noqa: E402
 import host_process  # noqa: E402
 

@@ -9,6 +9,7 @@ import unittest
 
 import support
 from support import ADA, AGY, BOB, EVE, PYTHON, ROOT, HomeCase, dead_process, message, on_a_terminal, peer
+from side_by_side import load_tests  # noqa: F401
 import contract
 from contract import display_width, is_invisible, now_ms
 

@@ -11,6 +11,7 @@ import tempfile
 import unittest
 
 from support import ADA, BOB, EVE, PATIENCE, PYTHON, ROOT, HomeCase, end, message, payload, wait_until
+from side_by_side import load_tests  # noqa: F401
 
 from contract import ENDED, STATES
 

@@ -13,10 +13,11 @@ import subprocess
 import sys
 import unittest
 
-from test_message_way import ADA, BOB, PATIENCE, ROOT, Home
+from support import ADA, BOB, PATIENCE, ROOT, Home
+from side_by_side import load_tests  # noqa: F401
 
 FULL = os.environ.get("XMSG_FULL") == "1"
-EVERY = 1 if FULL else 4
+EVERY = 1 if FULL else 10
 # The calls that change something outside of the process, or that a promise hangs on.
 CALLS = ("openat", "write", "pwrite64", "fsync", "fdatasync", "rename", "unlink", "ftruncate", "utimensat", "fcntl", "mkdir",
          "fchmod", "close")

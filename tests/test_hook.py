@@ -12,7 +12,7 @@ import unittest
 
 from support import (ADA, AGY, BOB, EVE, PATIENCE, ROOT, Home, HomeCase, HostProcess, copy_of_product, end, message, payload,
                      wait_until)
-from side_by_side import side_by_side
+from side_by_side import load_tests, side_by_side  # noqa: F401
 
 import contract
 import host_process
@@ -521,7 +521,7 @@ class TheLogOfFaults(Hooks):
         log = self.home.db + ".faults"
         self.home.raw_hook(["codex"], b"{")
         self.assertEqual(0o600, os.stat(log).st_mode & 0o777)
-        self.assertEqual({"at", "where", "fault"}, set(json.loads(open(log).read())))
+        self.assertEqual({"at", "where", "fault"}, set(json.loads(self.home.faults())))
         with open(log, "ab") as file:
             file.write(b"x" * (contract.LOG_BYTES - 100))
         for _ in range(3):
@@ -532,7 +532,8 @@ class TheLogOfFaults(Hooks):
         self.assertLess(max(sizes), contract.LOG_BYTES + 2100)
         self.assertLess(0, min(sizes))
         self.assertEqual([0o600] * 2, [os.stat(path).st_mode & 0o777 for path in (log, log + ".old")])
-        self.assertLess(max(len(line) for line in open(log)), 2002)
+        with open(log) as file:
+            self.assertLess(max(len(line) for line in file), 2002)
 
     def test_is_never_somebody_elses_file(self):
         victim = os.path.join(self.home.folder, "victim")

@@ -12,6 +12,7 @@ import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
+from side_by_side import load_tests  # noqa: E402, F401
 import hook_install  # noqa: E402
 
 WRAPPER = "/path/to/xmsg/xmsg-hook.sh"

@@ -9,64 +9,8 @@ import sys
 import tempfile
 import unittest
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-PATIENCE = float(os.environ.get("XMSG_TEST_PATIENCE", "1"))
-ADA, BOB, EVE = "7c1f0a52-0000-4000-8000-00000000000a", "01a04cd2-1111-7000-8000-00000000000b", "01a04cd2-2222-7000-8000-0000000000ee"
-
-
-class Home:
-    """A user's home with a store, and xmsg as that user runs it."""
-
-    def __init__(self, root=ROOT):
-        self.folder, self.root = tempfile.mkdtemp(prefix="xmsg-test-"), root
-        self.db = os.path.join(self.folder, "store", "messages.sqlite3")
-        self.env = {"PATH": "/usr/bin:/bin", "HOME": self.folder, "XMSG_DB": self.db, "LANG": "C.UTF-8",
-                    "XMSG_LANG": "en"}
-        os.mkdir(os.path.join(self.folder, "store"), 0o700)
-        # The interpreter that runs the tests runs the product too.
-        with open(os.path.join(self.folder, "store", "python"), "w") as file:
-            file.write(os.path.realpath(sys.executable) + "\n")
-
-    def remove(self):
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def xmsg(self, *arguments, text="", session=None, host="claude", status=0, umask=0o022, **env):
-        environ = dict(self.env, **env)
-        if session:
-            environ.update(XMSG_FROM_TOOL=host, XMSG_FROM_SESSION=session)
-        done = subprocess.run([os.path.join(self.root, "bin", "xmsg"), *arguments], input=text.encode(), env=environ,
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=20 * PATIENCE, cwd=self.folder,
-                              preexec_fn=lambda: os.umask(umask) and None)
-        out = done.stdout.decode() + done.stderr.decode()
-        if status is not None and done.returncode != status:
-            raise AssertionError("xmsg %r: status %d\n%s" % (arguments, done.returncode, out))
-        return out
-
-    def json(self, *arguments, **options):
-        return json.loads(self.xmsg(*arguments, "--json", **options).split("\nxmsg: ")[0])
-
-    def hook(self, host, session, event, argument=None, status=0, umask=0o022, env=(), **fields):
-        payload = json.dumps(dict({"session_id": session, "transcript_path": "/nowhere/%s.jsonl" % session,
-                                   "cwd": self.folder, "permission_mode": "default", "hook_event_name": event},
-                                  **fields), separators=(",", ":"), ensure_ascii=False)
-        return self.raw_hook([host] + ([argument] if argument else []), payload.encode(), status, umask, env)
-
-    def raw_hook(self, arguments, payload, status=0, umask=0o022, env=()):
-        done = subprocess.run([os.path.join(self.root, "xmsg-hook.sh"), *arguments], input=payload, cwd=self.folder,
-                              env=dict(self.env, **dict(env)), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                              timeout=20 * PATIENCE, preexec_fn=lambda: os.umask(umask) and None)
-        if done.returncode != status:
-            raise AssertionError("hook %r: status %d\n%r" % (arguments, done.returncode, done.stderr))
-        self.stderr = done.stderr.decode()
-        return json.loads(done.stdout) if done.stdout else None
-
-    def context(self, *arguments, **options):
-        output = self.hook(*arguments, **options)
-        return output["hookSpecificOutput"].get("additionalContext") if output else None
-
-    def states(self):
-        with sqlite3.connect(self.db) as database:
-            return [row[0] for row in database.execute("select state from messages order by id")]
+from support import ADA, BOB, EVE, PATIENCE, ROOT, Home
+from side_by_side import load_tests  # noqa: F401
 
 
 class Case(unittest.TestCase):

@@ -8,6 +8,7 @@ import unittest
 import support
 from support import (ADA, AGY, BOB, EVE, FakeProc, Home, HomeCase, HostProcess, dead_process, environ, message, payload, peer,
                      wait_until)
+from side_by_side import load_tests  # noqa: F401
 import contract
 import host_process
 import xmsg

@@ -7,6 +7,7 @@ import unittest
 
 import support
 from support import ADA, AGY, BOB, EVE, ROOT, HomeCase, message, on_a_terminal, peer
+from side_by_side import load_tests  # noqa: F401
 import claude_delivery
 import contract
 import xmsg

@@ -5,6 +5,7 @@ import random
 import unittest
 
 from support import ADA, BOB, EVE, HomeCase, HostProcess, dead_process, peer, wait_until
+from side_by_side import load_tests  # noqa: F401
 import contract
 import xmsg
 from contract import Ambiguous, NoSuchTarget, RemoteError, UsageError, now_ms

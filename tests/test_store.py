@@ -16,6 +16,7 @@ import unittest
 import support
 from support import (ADA, BOB, EVE, PYTHON, ROOT, Home, HomeCase, dead_process, message, peer, permissions_count, small_disk,
                      wait_until)
+from side_by_side import load_tests  # noqa: F401
 import contract
 import store as store_module
 from contract import (STATES, STORED, StoreBusy, StoreCorrupt, StoreError, StoreFull, StoreReadOnly, StoreRefused,

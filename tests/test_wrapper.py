@@ -14,6 +14,7 @@ import unittest
 
 from support import (ADA, BOB, EVE, PATIENCE, PYTHON, ROOT, Home, HomeCase, copy_of_product, end, message, payload,
                      permissions_count)
+from side_by_side import load_tests  # noqa: F401
 
 HOOK = os.path.join(ROOT, "xmsg-hook.sh")
 # With these two, a status of 0 says that the fast path was taken and 2 that Python was wanted.
@@ -539,7 +540,8 @@ class TheNet(Wrapper):
                 self.assertNotEqual(0, bare[0])
                 if status is not None:
                     self.assertEqual(status, bare[0])
-        shell = json.loads(open(self.home.db + ".faults.shell").read())
+        with open(self.home.db + ".faults.shell") as file:
+            shell = json.load(file)
         self.assertIn("python ended with status", shell["fault"])
 
     def test_hides_an_implementation_that_may_not_be_read(self):
