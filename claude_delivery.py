@@ -13,6 +13,7 @@ import json
 import os
 import re
 import stat
+import sys
 import time
 from collections import namedtuple
 
@@ -24,6 +25,7 @@ SESSION_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,127}\Z")
 RECORD_LIMIT = 64 * 1024
 RECORDS_LIMIT = 1000
 KEY_LIMIT = 4096
+SETTINGS_LIMIT = 1 << 20
 # Linux takes 107 bytes, macOS 103, and Claude Code itself stops at 103.
 PATH_LIMIT = 103
 # The host drops the connection on a line of more than 1,048,576 characters.
@@ -236,6 +238,53 @@ def socket_fault(path):
     return None
 
 
+INBOUND_KEY = "crossSessionInbound"
+INBOUND = ("accept", "hold", "refuse")  # from the loosest to the strictest
+MANAGED = "/Library/Application Support/ClaudeCode" if sys.platform == "darwin" else "/etc/claude-code"
+
+
+def inbound_setting(config_dir, cwd, arguments):
+    """(word, where) of the crossSessionInbound that a session obeys: accept, hold or refuse; None without one.
+
+    arguments: those of its process. where: the file or option that decides; "" for none. A word that the host does not
+    know counts as hold, and is returned as it stands. Measured on 2.1.281 and 2.1.332: --settings beats the user's
+    file, and a project's files can only make it stricter. That the managed file beats both is read in their code.
+    """
+    def of_file(*path):
+        path = os.path.join(*path)
+        return _inbound(_read_json(path, SETTINGS_LIMIT, owners=(os.geteuid(), 0))[0]), path
+    option = _inbound(_settings_option(arguments)), "--settings"
+    deciding = of_file(MANAGED, "managed-settings.json"), option, of_file(config_dir, "settings.json")
+    word, where = next((pair for pair in deciding if pair[0]), (None, ""))
+    for found, path in (of_file(cwd or "/", ".claude", name) for name in ("settings.json", "settings.local.json")):
+        if _strictness(found) > _strictness(word):
+            word, where = found, path
+    return word, where
+
+
+def _strictness(word):
+    return INBOUND.index(word if word in INBOUND else "hold") if word else 0
+
+
+def _inbound(settings):
+    value = (settings or {}).get(INBOUND_KEY)
+    return value if value is None else str(value)[:40] or "(empty)"
+
+
+def _settings_option(arguments):
+    """The object that `--settings FILE-OR-JSON` gives, {} without one."""
+    for at, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        if name == "--settings":
+            value = value if equals else (arguments[at + 1:] + [""])[0]
+            try:
+                found = json.loads(value) if value.lstrip().startswith("{") else _read_json(value, SETTINGS_LIMIT)[0]
+            except (ValueError, RecursionError):
+                found = None
+            return found if isinstance(found, dict) else {}
+    return {}
+
+
 def _session(config, pid):
     record = _record(config, pid)
     if not record:
@@ -267,15 +316,19 @@ def _record(config, pid):
         time.sleep(0.005)
 
 
-def _read_json(path, limit, forbidden=0):
-    """(object, mtime), the object None unless a regular file of ours holds a JSON object of at most `limit` bytes."""
+def _read_json(path, limit, forbidden=0, owners=None):
+    """(object, mtime), the object None unless a regular file of ours holds a JSON object of at most `limit` bytes.
+
+    owners: the user ids whose file is trusted; then it may also be a symlink, as dotfile managers make them.
+    """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
+        descriptor = os.open(path, os.O_RDONLY | (0 if owners else os.O_NOFOLLOW) | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError):
         return None, None
     try:
         found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & forbidden:
+        trusted = found.st_uid in (owners or (os.geteuid(),)) and not found.st_mode & forbidden
+        if not stat.S_ISREG(found.st_mode) or not trusted:
             return None, None
         value = json.loads(os.read(descriptor, limit))
         return (value if isinstance(value, dict) else None), found.st_mtime

@@ -31,7 +31,7 @@ def examine(settings, environ):
     _codex_trust(environ, note)
     _costs(settings, environ, note)
     _faults(settings, note)
-    for check in (_clock, _hints, _sweep, _rows, _sessions) if store else ():
+    for check in (_clock, _hints, _sweep, _rows, _sessions, _claude_inbound) if store else ():
         try:
             check(store, note)
         except StoreError as error:
@@ -210,8 +210,36 @@ def _sessions(store, note):
     direct = [peer for peer in live if route(direct_facts(store, peer, True))[0]]
     note("sessions", True if live else None, "%d open, %d of them with a direct window" % (len(live), len(direct)),
          "a session appears with its first hook")
-    for peer in live:
-        reason = route(direct_facts(store, peer, True))[1]
-        if peer["host"] == "claude" and reason:
-            note("inbox", None, "%s: %s" % (display_name(peer) or peer["session"], reason),
-                 "messages to it go by its hooks")
+
+
+def _claude_inbound(store, note):
+    """What stands between a message and the open Claude Code sessions: no inbox, or a setting of theirs."""
+    import claude_delivery
+    import host_process
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or os.environ.get("CLAUDE_CODE_TMPDIR") or ""
+    for folder in (runtime, os.path.join(runtime, "cc-socks")) if os.path.isabs(runtime) else ():
+        mode = os.stat(folder).st_mode if os.path.isdir(folder) else 0
+        if mode & 0o022 and not mode & 0o1000:
+            note("runtime directory", False, "others can write to %s, so Claude Code puts its inboxes elsewhere"
+                 % folder, "chmod go-w %s, then start the sessions anew" % folder)
+    direct = claude_delivery.sessions(claude_delivery.config_dirs(os.environ))
+    if direct:
+        note("Claude Code", True, "shows a message that comes to its inbox folded to one line; Ctrl+O opens it")
+    for session in direct:
+        name = session.name or session.session
+        fault = session.socket and claude_delivery.socket_fault(session.socket)
+        if not session.socket:
+            note("inbox", None, "%s has none: its host switches messages between sessions off, before all settings"
+                 % name, "messages to it go by its hooks; CLAUDE_CODE_HARBOR_KITE=1 at its start switches them on")
+        elif fault:
+            note("inbox", False, "%s: %s" % (name, fault),
+                 "messages to it go by its hooks; start it anew for another inbox")
+        word, where = claude_delivery.inbound_setting(session.config_dir, session.cwd,
+                                                      host_process.arguments(session.pid))
+        if word and word not in claude_delivery.INBOUND:
+            note("inbound", False, "%s: crossSessionInbound is %s in %s; its host does not know that, and holds"
+                 % (name, one_line(word), where), "make it accept, hold or refuse")
+        elif word and word != "accept":
+            note("inbound", None, "%s: crossSessionInbound is %s in %s" % (name, word, where),
+                 "its user wants it so: messages wait for an answer there" if word == "hold" else
+                 "its user wants it so: `xmsg send` says refused; a project's file can only make it stricter")

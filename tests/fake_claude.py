@@ -4,13 +4,15 @@ usage: fake_claude.py CONFIG RUNTIME SESSION      commands on standard input, on
 
 {"do": "answer", ...} sets what happens to the next lines: `receipts`, a list of receipts to dial (each holds what
 differs from a receipt for that very line), `close` (false: the connection is never closed), `delay` (seconds before
-the receipts), `become` (another session id, registered at once; "" takes the registration away).
+the receipts), `become` (another session id, registered at once; "" takes the registration away), `die` (killed at once:
+"connect" as soon as it is connected to, "line" with the line in its hand).
 {"do": "receipts", "receipts": [...]} dials now, for the last line. Every line that comes is printed, with the
 credentials of its writer. The ways of the real host that this one copies are told in claude_delivery.py.
 """
 import json
 import os
 import select
+import signal
 import socket
 import struct
 import sys
@@ -50,6 +52,7 @@ class FakeClaude:
                     self.command(sys.stdin.readline())
                 elif ready is self.listener:
                     connection, _ = self.listener.accept()
+                    self.die("connect")
                     self.open[connection] = b""
                 else:
                     self.read(ready)
@@ -93,12 +96,17 @@ class FakeClaude:
         print(json.dumps({"line": line, "pid": pid, "reply_mode": mode}), flush=True)
         if line.get("type") != "user":
             return
+        self.die("line")
         self.last = line
         if "become" in self.settings:
             self.session = self.settings["become"]
             self.register() if self.session else os.unlink(self.file)
         for receipt in self.settings.get("receipts", []):
             self.due.append((time.monotonic() + self.settings.get("delay", 0), (line, receipt)))
+
+    def die(self, moment):
+        if self.settings.get("die") == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def dial(self, line, receipt):
         whole = {"type": "control", "action": "peer_message_status", "orig_msg_id": line["msg_id"], "msgV": 1,

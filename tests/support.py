@@ -533,6 +533,41 @@ class HostProcess:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+class ClaudeStandIn:
+    """fake_claude.py as a process: a registration in `config` and an inbox in `runtime` that answers as told."""
+
+    def __init__(self, case, config, runtime, session, env=None):
+        self.process = subprocess.Popen(
+            [PYTHON, os.path.join(ROOT, "tests", "fake_claude.py"), str(config), str(runtime), session],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
+        case.addCleanup(self.end)
+        self.pid, self._buffer = self.process.pid, b""
+        self.socket = self.heard("socket")
+
+    def end(self):
+        if self.process.poll() is None:
+            os.kill(self.pid, signal.SIGCONT)
+        end(self.process)
+
+    def tell(self, **command):
+        self.process.stdin.write(json.dumps(command).encode() + b"\n")
+        self.process.stdin.flush()
+        self.heard("done")
+
+    def heard(self, key, seconds=10):
+        """The next thing of that kind that the host prints; others before it are passed over."""
+        deadline = time.monotonic() + seconds * PATIENCE
+        while True:
+            while b"\n" not in self._buffer:
+                if not select.select([self.process.stdout], [], [], max(0, deadline - time.monotonic()))[0]:
+                    raise AssertionError("the host said nothing of %r" % key)
+                self._buffer += os.read(self.process.stdout.fileno(), 65536)
+            text, _, self._buffer = self._buffer.partition(b"\n")
+            record = json.loads(text)
+            if key in record:
+                return record if key == "line" else record[key]
+
+
 def _quote(word):
     return "'" + word.replace("'", "'\\''") + "'"
 

@@ -14,27 +14,16 @@ import unittest
 import uuid
 from pathlib import Path
 
-PROJECT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(PROJECT))
-from side_by_side import load_tests  # noqa: E402, F401
-import claude_delivery  # noqa: E402
-import host_process  # noqa: E402
+from support import PATIENCE, ClaudeStandIn, wait_until
+from side_by_side import load_tests  # noqa: F401
 
-PATIENCE = float(os.environ.get("XMSG_TEST_PATIENCE", "1"))
+import claude_delivery
+import host_process
+
+PROJECT = Path(__file__).resolve().parents[1]
 UID = "0123456789abcdef"
 MESSAGE = "01234567-89ab-8000-8000-786d7367cdef"
 HELD, DELIVERED, DENIED = {"status": "held"}, {"status": "delivered"}, {"status": "denied"}
-
-
-def wait_until(condition, what, seconds=10):
-    deadline = time.monotonic() + seconds * PATIENCE
-    while True:
-        answer = condition()
-        if answer:
-            return answer
-        if time.monotonic() > deadline:
-            raise AssertionError("not in time: " + what)
-        time.sleep(0.01)
 
 
 def hosts_reading(content):
@@ -145,7 +134,7 @@ class HostCase(unittest.TestCase):
         claude_delivery._dropped.clear()
 
     def host(self, session="session-1", **answer):
-        host = RunningHost(self, session)
+        host = ClaudeStandIn(self, self.config, self.runtime, session)
         if answer:
             host.tell(do="answer", **answer)
         return host
@@ -166,42 +155,6 @@ class HostCase(unittest.TestCase):
 
     def socket_names(self):
         return sorted(os.listdir(self.runtime))
-
-
-class RunningHost:
-    def __init__(self, case, session):
-        self.process = subprocess.Popen(
-            [sys.executable, str(PROJECT / "tests" / "fake_claude.py"), str(case.config), str(case.runtime), session],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        case.addCleanup(self.end)
-        self.pid, self._buffer = self.process.pid, b""
-        self.socket = self.heard("socket")
-
-    def end(self):
-        if self.process.poll() is None:
-            os.kill(self.pid, signal.SIGCONT)
-            self.process.kill()
-        self.process.wait()
-        self.process.stdin.close()
-        self.process.stdout.close()
-
-    def tell(self, **command):
-        self.process.stdin.write(json.dumps(command).encode() + b"\n")
-        self.process.stdin.flush()
-        self.heard("done")
-
-    def heard(self, key):
-        """The next thing of that kind that the host prints; others before it are passed over."""
-        deadline = time.monotonic() + 10 * PATIENCE
-        while True:
-            while b"\n" not in self._buffer:
-                if not select.select([self.process.stdout], [], [], max(0, deadline - time.monotonic()))[0]:
-                    raise AssertionError("the host said nothing of %r" % key)
-                self._buffer += os.read(self.process.stdout.fileno(), 65536)
-            text, _, self._buffer = self._buffer.partition(b"\n")
-            record = json.loads(text)
-            if key in record:
-                return record if key == "line" else record[key]
 
 
 class RegistryTest(HostCase):
