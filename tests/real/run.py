@@ -3,12 +3,15 @@
 
 usage: run.py [--kit] [WORD ...]      WORDs: only the tests whose line holds every one of them
 
-Installs the hosts if need be (install_hosts.py). --kit: also the kit's own test, selftest.py.
+Installs the hosts if need be (install_hosts.py), and runs two classes at a time. --kit: also the kit's own selftest.py.
 The exit status is 0 only if something ran and nothing failed; no test is ever skipped. A few failed ones run once more.
 """
+import concurrent.futures
+import json
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 import unittest
@@ -21,6 +24,8 @@ HERE = Path(__file__).resolve().parent
 SECONDS = 90 * PATIENCE  # for one test, or for one class's hosts to start
 SELFTEST_SECONDS = 400 * PATIENCE
 MOST_AGAIN = 8  # so many failed tests at most get a second try
+AT_ONCE = 2  # classes; their hosts wait most of the time
+CLASS = "--class"  # inner: run.py --class NAME DESCRIPTOR LINE ...
 
 
 class TooLong(Exception):
@@ -68,25 +73,57 @@ class Report(unittest.TestResult):
         print("FAILED %s: skipped, which nothing here may be: %s" % (test, reason), flush=True)
 
 
-def chosen(suite, wanted):
-    """The suite without the tests whose line wanted(line) refuses."""
-    kept = unittest.TestSuite()
+def all_tests():
+    return unittest.TestLoader().discover(str(HERE), pattern="test_*_real.py", top_level_dir=str(HERE))
+
+
+def single_tests(suite):
     for test in suite:
         if isinstance(test, unittest.TestSuite):
-            kept.addTest(chosen(test, wanted))
-        elif wanted(str(test)):
-            kept.addTest(test)
-    return kept
+            yield from single_tests(test)
+        else:
+            yield test
 
 
-def run_tests(wanted):
-    """Runs the tests whose line wanted(line) takes; (passed, lines of those that failed)."""
+def run_class(name, wanted):
+    """Runs one class's tests whose line wanted(line) takes, here; (passed, lines of those that failed)."""
     report = Report()
-    suite = unittest.TestLoader().discover(str(HERE), pattern="test_*_real.py", top_level_dir=str(HERE))
     limit(SECONDS)
-    chosen(suite, wanted).run(report)
+    unittest.TestSuite(tests_of(name, wanted)).run(report)
     limit(0)
     return getattr(report, "passed", 0), [str(test) for test, _ in report.failures]
+
+
+def full_name(test):
+    return "%s.%s" % (type(test).__module__, type(test).__qualname__)
+
+
+def tests_of(name, wanted):
+    return [test for test in single_tests(all_tests()) if full_name(test) == name and wanted(str(test))]
+
+
+def run_tests(wanted, at_once):
+    """Runs the tests whose line wanted(line) takes, each class in a process of its own; (passed, lines that failed)."""
+    names = list(dict.fromkeys(full_name(test) for test in single_tests(all_tests()) if wanted(str(test))))
+    with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+        answers = list(pool.map(lambda name: run_class_apart(name, wanted), names))
+    return sum(passed for passed, _ in answers), [line for _, lines in answers for line in lines]
+
+
+def run_class_apart(name, wanted):
+    lines = [str(test) for test in tests_of(name, wanted)]
+    with tempfile.TemporaryFile("w+") as result:
+        command = [sys.executable, str(HERE / "run.py"), CLASS, name, str(result.fileno()), *lines]
+        done = subprocess.run(command, pass_fds=[result.fileno()], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              text=True)
+        sys.stdout.write(done.stdout)
+        sys.stdout.flush()
+        result.seek(0)
+        try:
+            return json.load(result)
+        except ValueError:
+            print("FAILED %s: its process left with %d" % (name, done.returncode), flush=True)
+            return 0, lines
 
 
 def run_selftest(script, words):
@@ -117,6 +154,13 @@ def run_selftest(script, words):
 
 
 def main():
+    if sys.argv[1:2] == [CLASS]:
+        signal.signal(signal.SIGALRM, out_of_time)
+        name, descriptor, *lines = sys.argv[2:]
+        answer = run_class(name, lambda line: line in lines)
+        with open(int(descriptor), "w") as result:
+            json.dump(answer, result)
+        return
     words = sys.argv[1:]
     kit = "--kit" in words
     words = [word for word in words if word != "--kit"]
@@ -124,12 +168,12 @@ def main():
     for name in install_hosts.DEFAULTS:
         install_hosts.install(*name.split("@"))
     begin = time.monotonic()
-    passed, lines = run_tests(lambda line: all(word in line for word in words))
+    passed, lines = run_tests(lambda line: all(word in line for word in words), AT_ONCE)
     failed = len(lines)
     if 0 < failed <= MOST_AGAIN:
         # The hosts are other people's programs on a clock of their own; a fault of ours does not go away.
         print("%d failed; once more, and that counts:" % failed, flush=True)
-        again, _ = run_tests(lambda line: line in lines)
+        again, _ = run_tests(lambda line: line in lines, 1)
         passed, failed = passed + again, failed - again
     for script in ["selftest_agy.py"] + (["selftest.py"] if kit else []):
         more_passed, more_failed = run_selftest(script, words)
