@@ -90,6 +90,31 @@ def paint(text, color):
     return "\x1b[%sm%s\x1b[0m" % (codes[color], text)
 
 
+def fold(text, room):
+    """The text in pieces of at most so many columns, broken between words, or inside one that is longer than a line."""
+    pieces, line = [], ""
+    for word in text.split(" "):
+        if line and display_width(line + " " + word) > room:
+            pieces.append(line)
+            line = ""
+        line = line + " " + word if line else word
+        while display_width(line) > room:
+            pieces.append(clip(line, room + 1)[:-1])
+            line = line[len(pieces[-1]):]
+    return pieces + [line]
+
+
+def hanging(head, text, width=None):
+    """Lines with the text to the right of its head, or below it where a narrow terminal leaves too little room."""
+    width, text, indent = terminal_width() if width is None else width, one_line(text), display_width(head)
+    if not width or indent + display_width(text) <= width:
+        return [head + text]
+    if width - indent < 30:
+        return [clip(head.rstrip(), width)] + ["    " + piece for piece in fold(text, max(10, width - 4))]
+    pieces = fold(text, width - indent)
+    return [head + pieces[0]] + [" " * indent + piece for piece in pieces[1:]]
+
+
 STATE_COLORS = {"delivered": "green", "queued": "yellow", "held": "yellow", "UNKNOWN": "red", "refused": "red",
                 "expired": "red"}
 
@@ -149,8 +174,13 @@ def message_lines(rows, now, incoming=False):
     lines = []
     for row in rows:
         other = "from %s" % row["sender_label"] if incoming else "-> %s" % row["target"]
-        lines.append("#%d  %s  %s" % (row["id"], one_line(other),
-                                      paint(describe_state(row, now), STATE_COLORS.get(shown_state(row)))))
+        state, head = describe_state(row, now), "#%d  %s  " % (row["id"], one_line(other))
+        color = STATE_COLORS.get(shown_state(row))
+        if terminal_width() and display_width(head + state) > terminal_width():
+            lines.append(head.rstrip())
+            lines += [paint(line, color) for line in hanging("      ", state)]
+        else:
+            lines.append(head + paint(state, color))
         first = "      " + one_line(row["body"].strip().split("\n")[0])
         lines.append(clip(first, terminal_width() or 100))
     return lines
@@ -216,6 +246,8 @@ exit status: 0 delivered, held or queued; 1 unexpected; 2 usage; 3 no such targe
 def main(arguments):
     """The command line. Returns the exit status; the only place that prints and catches errors."""
     os.umask(0o077)
+    if not os.environ.get("HOME"):  # set but empty, ~ would be the root of the file system
+        os.environ.pop("HOME", None)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by the caller; no file of ours may get its descriptor
             setattr(sys, name, open(os.devnull, mode))
@@ -695,8 +727,12 @@ def run_settings(options, settings, out):
     elif options.json:
         return print_json({name: os.environ.get(name) or default for name, _, default, _, _ in SETTINGS}, out) or 0
     else:
-        lines = table(["VARIABLE", "VALUE", "MEANING"], [
-            [name, os.environ.get(name) or default, text] for name, _, default, _, text in SETTINGS], [2])
+        rows = [[name, str(os.environ.get(name) or default), text] for name, _, default, _, text in SETTINGS]
+        if 0 < terminal_width() < 120:
+            lines = [line for name, value, text in rows
+                     for line in hanging("%-26s" % name, value or "-") + hanging("    ", text)]
+        else:
+            lines = table(["VARIABLE", "VALUE", "MEANING"], rows, [2])
     for line in lines:
         out(line)
     return 0
@@ -707,20 +743,34 @@ def _install_arguments(parser):
     parser.add_argument("--dry-run", action="store_true", help="print what would change; change nothing")
 
 
+PROGRAMS = ("bin/xmsg", "bin/xmsg-find-session")
+# Measured: Claude Code 2.1.281 and 2.1.332 take hooks into a running session, Codex 0.156.1 and 0.171.0 do not.
+WHAT_IS_NEXT = {
+    "claude": "Claude Code: open sessions have the hooks from their next prompt on; messages wake them while they are "
+              "idle by their inbox, and by the hooks as well after a restart or /clear",
+    "codex": "Codex: start it once and confirm the hooks (\"Trust all and continue\"); open sessions need a restart",
+    "agy": "Antigravity: the next turn has the hooks"}
+
+
 def run_install(options, settings, out):
     import hook_install
     hosts = options.host or hook_install.hosts_found(os.environ)
     records = hook_install.install(hosts, _beside("xmsg-hook.sh"), os.environ, options.dry_run)
-    records.append(hook_install.link(_beside("bin/xmsg"), os.environ, options.dry_run))
+    records += [hook_install.link(_beside(program), os.environ, options.dry_run) for program in PROGRAMS]
     if not options.dry_run:
         store = Store(settings)
-        record_interpreter(settings)
+        record_interpreter(settings, hook_install.real_interpreter)
         store.close()
     status = _report_changes(records, options, out)
-    if not hosts and not options.json:
+    if options.json or options.dry_run:
+        return status
+    if not hosts:
         out("no host was found; install Claude Code, Codex or agy, or name one with --host")
-    elif not status and not options.json:
-        out("sessions that start from now on can be reached; `xmsg list` shows them after their first hook")
+    for record in records:
+        if record["host"] and record["action"] in ("added", "replaced"):
+            _print_lines(hanging("", WHAT_IS_NEXT[record["host"]]), out)
+    if hosts and not status:
+        out("`xmsg list` shows who can be reached; `xmsg doctor` looks whether all is well")
     return status
 
 
@@ -729,11 +779,16 @@ def run_uninstall(options, settings, out):
     hosts = options.host or hook_install.HOSTS
     records = hook_install.uninstall(hosts, _beside("xmsg-hook.sh"), os.environ, options.dry_run)
     if not options.host:
-        records.append(hook_install.unlink(_beside("bin/xmsg"), os.environ, options.dry_run))
+        records += [hook_install.unlink(_beside(program), os.environ, options.dry_run) for program in PROGRAMS]
     status = _report_changes(records, options, out)
     if not options.json:
         out("the store stays: `rm -r %s` removes it" % os.path.dirname(settings.db))
     return status
+
+
+def _print_lines(lines, out):
+    for line in lines:
+        out(line)
 
 
 def _beside(name):
@@ -744,9 +799,11 @@ def _report_changes(records, options, out):
     if options.json:
         print_json({"changes": records}, out)
     else:
+        said = ""
         for record in records:
-            out("%-7s %-9s %s%s" % (record["host"] or "xmsg", record["action"], record["path"],
-                                    "\n        " + record["detail"] if record["detail"] else ""))
+            _print_lines(hanging("%-7s %-9s " % (record["host"] or "command", record["action"]), record["path"]), out)
+            _print_lines(hanging("        ", record["detail"]) if record["detail"] not in ("", said) else (), out)
+            said = record["detail"]
             if options.dry_run and record["diff"]:
                 out(record["diff"])
     return 1 if any(record["action"] == "refused" for record in records) else 0
@@ -769,9 +826,9 @@ def run_doctor(options, settings, out):
         for check in checks:
             word = {True: "ok", False: "WRONG", None: "note"}[check["ok"]]
             color = {True: "green", False: "red", None: "yellow"}[check["ok"]]
-            out("%s  %-18s %s" % (paint("%-5s" % word, color), check["check"], one_line(check["detail"])))
-            if check["advice"]:
-                out("       %-18s -> %s" % ("", one_line(check["advice"])))
+            first, *rest = hanging("%-5s  %-18s " % (word, check["check"]), check["detail"])
+            _print_lines([paint(first[:5], color) + first[5:]] + rest, out)
+            _print_lines(hanging("       -> ", check["advice"]) if check["advice"] else (), out)
     return 0 if well else 1
 
 
@@ -796,12 +853,11 @@ def run_demo(options, settings, out):
     import shutil
     import subprocess
     import tempfile
-    here = os.path.dirname(os.path.abspath(__file__))
     folder = tempfile.mkdtemp(prefix="xmsg-demo-")
     clean = {key: value for key, value in os.environ.items()
              if not key.startswith(("XMSG_", "CLAUDE", "CODEX_", "ANTIGRAVITY_"))}
     clean["XMSG_DB"] = os.path.join(folder, "messages.sqlite3")
-    ada, bob = "7c1f0a52-demo", "01a04cd2-demo"
+    ada, bob, steps = "7c1f0a52-demo", "01a04cd2-demo", []
 
     def run(command, environ=(), payload=None):
         done = subprocess.run(command, env=dict(clean, **dict(environ)), cwd=folder, stdout=subprocess.PIPE,
@@ -811,25 +867,32 @@ def run_demo(options, settings, out):
         return done.stdout.decode().rstrip()
 
     def hook(host, session, event):
-        return run([os.path.join(here, "xmsg-hook.sh"), host], payload={
+        return run([_beside("xmsg-hook.sh"), host], payload={
             "session_id": session, "cwd": folder, "hook_event_name": event, "permission_mode": "default"})
 
     def xmsg(*arguments, **environ):
-        return run([os.path.join(here, "bin", "xmsg"), *arguments], environ)
+        return run([_beside("bin/xmsg"), *arguments], environ)
+
+    def step(what, output):
+        steps.append({"step": what, "output": output})
+        if not options.json:
+            out("%s:\n\n%s\n" % (what, output))
     try:
         hook("claude", ada, "SessionStart")
         hook("codex", bob, "SessionStart")
         xmsg("name", ada, "ada")
         xmsg("name", bob, "bob")
-        out("Two sessions have registered through their hooks:\n\n%s\n" % xmsg("list"))
-        sent = xmsg("send", "bob", "the API is ready", XMSG_FROM_TOOL="claude", XMSG_FROM_SESSION=ada)
-        out("ada runs `xmsg send bob \"the API is ready\"`:\n\n%s\n" % sent)
-        out("bob's next tool call runs the hook, whose answer puts this before bob's model:\n\n%s\n"
-            % hook("codex", bob, "PreToolUse"))
-        out("The whole story, `xmsg show 1`:\n\n%s\n" % xmsg("show", "1"))
-        out("The hook after that has nothing to say: %r" % hook("codex", bob, "PreToolUse"))
+        step("Two sessions have registered through their hooks", xmsg("list"))
+        step("ada runs `xmsg send bob \"the API is ready\"`",
+             xmsg("send", "bob", "the API is ready", XMSG_FROM_TOOL="claude", XMSG_FROM_SESSION=ada))
+        step("bob's next tool call runs the hook, whose answer puts this before bob's model",
+             hook("codex", bob, "PreToolUse"))
+        step("The whole story, `xmsg show 1`", xmsg("show", "1"))
+        step("The hook after that has nothing to say", hook("codex", bob, "PreToolUse") or "(nothing)")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    if options.json:
+        print_json({"steps": steps}, out)
     return 0
 
 

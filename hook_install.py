@@ -927,7 +927,7 @@ def _uninstall_one(host, path, wrapper, environ, dry_run):
         return _record(host, path, "unchanged", note or "nothing of ours is there")
     _require_writable(path, target, status)
     parts = ["removed %d entr%s" % (len(own), "y" if len(own) == 1 else "ies")] + [note] * bool(note)
-    if host == "codex" and own:
+    if host == "codex" and _consents(environ):
         parts.append("Codex's own records of your consent stay in config.toml, as [hooks.state.\"%s:...\"]"
                      % _codex_source(environ))
     record = _record(host, path, "removed", "; ".join(parts + _variants(host, text)), _diff(path, text, left))
@@ -970,6 +970,22 @@ def _variants(host, text):
         and WRAPPER_NAME in slot.handler["command"] and not _own_command(slot.handler)]
 
 
+def _fault_of_agys_handler(handler):
+    """Why agy drops the whole file for the sake of one handler, measured on its engine; None if it does not."""
+    if not isinstance(handler, dict):
+        return None
+    if isinstance(handler.get("timeout"), float):
+        return "a timeout that is not a whole number"
+    kind = handler.get("type", "command")
+    if kind not in ("command", "prompt"):
+        return "a handler of the type %s" % json.dumps(kind)
+    if isinstance(handler.get("hooks"), list):  # the group of a tool event
+        return next(filter(None, map(_fault_of_agys_handler, handler["hooks"])), None)
+    if kind == "command" and not isinstance(handler.get("command"), str):
+        return "a handler that has no command"
+    return None
+
+
 def _faults(host, text):
     """What makes this host ignore a file, or our part of it, though it is valid JSON."""
     root, faults = _parse(text), []
@@ -995,9 +1011,9 @@ def _faults(host, text):
     if host == "agy":
         for holder, member in _lists(host, text, root):
             for slot in _slots(host, text, holder, member):
-                timeouts = [slot.handler.get("timeout")] if isinstance(slot.handler, dict) else []
-                if any(isinstance(timeout, float) for timeout in timeouts):
-                    fault(slot.node, "agy loads no file with a timeout that is not a whole number")
+                reason = _fault_of_agys_handler(slot.handler)
+                if reason:
+                    fault(slot.node, "agy loads no file with %s" % reason)
     return faults
 
 
@@ -1085,6 +1101,16 @@ def _trust_states(text):
     return states
 
 
+def _consents(environ):
+    """{key: fields} of what Codex remembers of its user's consent to the hooks of this hooks.json."""
+    source = _codex_source(environ)
+    with contextlib.suppress(OSError, Refused):
+        states = _trust_states((_read(os.path.join(os.path.dirname(source), "config.toml"))[0] or b"").decode(
+            "utf-8", "replace"))
+        return {key: fields for key, fields in states.items() if key.startswith(source + ":")}
+    return {}
+
+
 def _read_or_refuse(path):
     try:
         return _read(path)[0] or b""
@@ -1126,8 +1152,8 @@ def codex_trust(environ):
 
 # ---------------------------------------------------------------- the command and its interpreter
 
-def _link_path(environ):
-    return os.path.join(_home(environ), ".local", "bin", "xmsg")
+def _link_path(program, environ):
+    return os.path.join(_home(environ), ".local", "bin", os.path.basename(program))
 
 
 def _path_word(path, environ):
@@ -1149,11 +1175,10 @@ def _is_copy_of_xmsg(program):
 
 
 def link(program, environ, dry_run=False):
-    """Links ~/.local/bin/xmsg to program (absolute path of bin/xmsg); a record as install's, action: added, replaced
-    (it led to another copy of xmsg, or nowhere), unchanged,
-    refused (somebody else's). detail: a word if it is not on PATH.
+    """Links ~/.local/bin/NAME to a program of bin/ (absolute path); a record as install's, action: added, replaced (it
+    led to another copy of xmsg, or nowhere), unchanged, refused (somebody else's). detail: a word if it is not on PATH.
     """
-    path = _link_path(environ)
+    path = _link_path(program, environ)
     word = _path_word(path, environ)
     try:
         known = _leads_to(path)
@@ -1177,9 +1202,9 @@ def link(program, environ, dry_run=False):
 
 
 def unlink(program, environ, dry_run=False):
-    """Removes ~/.local/bin/xmsg if it leads to program, and folders that this leaves empty; action: removed, unchanged,
+    """Removes ~/.local/bin/NAME if it leads to program, and folders that this leaves empty; action: removed, unchanged,
     refused."""
-    path = _link_path(environ)
+    path = _link_path(program, environ)
     known = _leads_to(path)
     if known is None or known != program and os.path.realpath(path) != os.path.realpath(program):
         return _record(None, path, "unchanged", "it leads elsewhere" if known else "no link of ours is there")

@@ -825,18 +825,22 @@ def note_fault(settings, where, error):
         pass
 
 
-def record_interpreter(settings):
-    """Writes the real path of this interpreter beside the store, where xmsg-hook.sh and bin/xmsg look for it."""
+def record_interpreter(settings, check=None):
+    """Writes the real path of this interpreter beside the store, where xmsg-hook.sh and bin/xmsg look for it.
+
+    An earlier record stands while it can be run. check(recorded), for the installer, is asked for a better answer.
+    """
     path, python = os.path.join(os.path.dirname(settings.db), "python"), os.path.realpath(sys.executable)
     if sys.version_info < (3, 9):
         return
     try:
         with open(path) as file:
-            if os.access(file.read(4096).strip(), os.X_OK):
-                return
+            recorded = file.read(4096).strip()
+        if os.access(recorded, os.X_OK) and (not check or check(recorded) == recorded):
+            return
     except OSError:
         pass
     try:
-        write_whole(path, python.encode() + b"\n")
+        write_whole(path, (check and check() or python).encode() + b"\n")
     except OSError:
         pass

@@ -17,6 +17,7 @@ exec 3>&2 || stderr=''
 host=${1-} event=${2-}
 here=${BASH_SOURCE[0]%/*}
 impl=${XMSG_IMPL:-$here/xmsg.py}
+[[ -n ${HOME-} ]] || unset HOME  # set but empty, ~ would be the root of the file system
 db=${XMSG_DB:-~/.local/share/agent-msg/messages.sqlite3}
 hints=$db.hints
 head='' more=''

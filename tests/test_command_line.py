@@ -1,4 +1,6 @@
 """The command line: every command, its JSON, its exit status, its errors, and what it does to a terminal."""
+import contextlib
+import io
 import json
 import os
 import re
@@ -10,6 +12,7 @@ import unittest
 import support
 from support import ADA, AGY, BOB, EVE, PYTHON, ROOT, HomeCase, dead_process, message, on_a_terminal, peer
 from side_by_side import load_tests  # noqa: F401
+import command_line
 import contract
 from contract import display_width, is_invisible, now_ms
 
@@ -56,6 +59,17 @@ class Xmsg(Case):
             done = self.home.run_xmsg(*arguments)
             self.assertEqual((2, b""), (done.returncode, done.stdout.replace(b"\n", b"") if "--json" not in arguments else b""))
             self.assertIn(b"usage: xmsg COMMAND", done.stderr)
+
+    def test_takes_an_empty_home_for_none(self):
+        """~ would be the root of the file system."""
+        with support.environ(HOME=""), contextlib.redirect_stdout(io.StringIO()):
+            command_line.main(["--version"])
+            self.assertNotIn("HOME", os.environ)
+        impl = os.path.join(self.home.folder, "xmsg.py")
+        with open(impl, "w") as file:
+            file.write("import os\ndef hook_main(arguments):\n    os.write(1, b'%d' % ('HOME' in os.environ))\n    return 0\n")
+        for home, known in (("", b"0"), (self.home.folder, b"1")):
+            self.assertEqual(known, self.home.run_hook("claude", b"{}", env={"HOME": home, "XMSG_IMPL": impl}).stdout)
 
     def test_tells_its_version_and_its_help(self):
         self.assertEqual("xmsg %s\n" % contract.VERSION, self.home.xmsg("--version"))
@@ -515,8 +529,11 @@ class TheDemo(Case):
         os.mkdir(scratch)
         before = self.home.sql("select count(*) from messages")
         out = self.home.xmsg("demo", TMPDIR=scratch)
-        for part in ("queued #1 -> 01a04cd2-demo", "the API is ready", "[peer ada ", "delivered", "nothing to say: ''"):
+        for part in ("queued #1 -> 01a04cd2-demo", "the API is ready", "[peer ada ", "delivered", "nothing to say"):
             self.assertIn(part, out)
+        steps = self.home.json("demo", TMPDIR=scratch)["steps"]
+        self.assertEqual(5, len(steps))
+        self.assertIn("queued #1", steps[1]["output"])
         self.assertEqual([], os.listdir(scratch))
         self.assertEqual(before, self.home.sql("select count(*) from messages"))
 
@@ -540,11 +557,22 @@ class ATerminal(Case):
         return out.decode().replace("\r\n", "\n")
 
     def test_of_any_width_is_never_overrun_by_a_table(self):
-        for columns, commands in ((40, (["list", "--all"], ["queue"], ["settings"])), (80, (["list", "--all"], ["queue"]))):
+        for columns, commands in ((40, (["list", "--all"], ["queue"], ["settings"])),
+                                  (60, (["settings"], ["outbox", "--all"])),
+                                  (80, (["list", "--all"], ["queue"], ["settings"], ["outbox", "--all"]))):
             for command in commands:
                 text = self.run_on(columns, command, NO_COLOR="1")
                 for line in text.splitlines():
                     self.assertLessEqual(display_width(line), columns, (columns, command, line))
+
+    def test_that_is_narrow_breaks_lines_between_words_and_loses_nothing(self):
+        for columns in (60, 80):
+            text = self.run_on(columns, ["settings"], NO_COLOR="1")
+            for name, _, _, _, meaning in contract.SETTINGS:
+                self.assertIn(name, text)
+                self.assertIn(meaning, " ".join(text.split()))
+            self.assertIn(self.home.db, "".join(text.split()))
+            self.assertIn(BOB, self.run_on(columns, ["outbox", "--all"], NO_COLOR="1"))
 
     def test_of_any_width_shows_who_is_open_and_an_id_that_can_be_copied(self):
         for columns in (40, 80, 200):

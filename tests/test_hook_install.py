@@ -394,6 +394,13 @@ class AnInstallation(Case):
         self.install("claude", wrapper)
         self.assertIn("漢".encode(), self.bytes_of("claude"))
 
+    def test_leaves_a_file_beyond_all_measure_alone(self):
+        path = self.put("claude", "{}")
+        os.truncate(path, hook_install.LARGEST_FILE + 1)
+        for change in (self.install, self.uninstall):
+            self.assertIn("larger than 16 MiB", change("claude")["detail"])
+        self.assertEqual(hook_install.LARGEST_FILE + 1, os.path.getsize(path))
+
     def test_takes_no_wrapper_that_hosts_could_not_find(self):
         for wrapper in ("xmsg-hook.sh", "~/xmsg-hook.sh", "/x/hook.sh", ""):
             with self.assertRaises(ValueError):
@@ -755,6 +762,8 @@ class ACheck(Case):
                 ("claude", {"disableAllHooks": True}, '"disableAllHooks" switches all hooks off'),
                 ("agy", {"$schema": "x"}, 'agy loads no file in which "$schema" is not an object'),
                 ("agy", {"other": {"Stop": [dict(FOREIGN, timeout=1.5)]}}, "a timeout that is not a whole number"),
+                ("agy", {"other": {"Stop": [dict(FOREIGN, type="http")]}}, "a handler of the type \"http\""),
+                ("agy", {"other": {"PreToolUse": [group({"type": "command"})]}}, "a handler that has no command"),
                 ("agy", {"xmsg": {"enabled": False}}, "\"enabled\" switches xmsg's hooks off")):
             self.put(host, content)
             self.assertIn(fault, self.install(host)["detail"])
@@ -806,7 +815,7 @@ class CodexTrust(Case):
         self.config('model = "x"\n\n[hooks.state]\n\n' + self.confirm() + "\n[other]\nenabled = false\n")
         self.assertEqual({event: "trusted" for event in hook_install._by_event("codex")}, self.states())
         before = self.tree()
-        self.uninstall("codex")
+        self.assertIn("[hooks.state.\"%s:...\"]" % self.path("codex"), self.uninstall("codex")["detail"])
         self.assertEqual(before[os.path.join(os.path.dirname(self.path("codex")), "config.toml")], self.tree()[
             os.path.join(os.path.dirname(self.path("codex")), "config.toml")])
 
@@ -920,6 +929,16 @@ class TheCommand(Case):
         self.assertEqual("removed", hook_install.unlink(self.program, self.environ)["action"])
         self.assertEqual(before, self.tree())
         self.assertEqual("unchanged", hook_install.unlink(self.program, self.environ)["action"])
+
+    def test_has_a_link_for_each_program(self):
+        before = self.tree()
+        for name in ("xmsg", "xmsg-find-session"):
+            program = os.path.join(os.path.dirname(self.program), name)
+            hook_install.link(program, self.environ)
+            self.assertEqual(program, os.readlink(os.path.join(os.path.dirname(self.path_of_link), name)))
+        for name in ("xmsg", "xmsg-find-session"):
+            hook_install.unlink(os.path.join(os.path.dirname(self.program), name), self.environ)
+        self.assertEqual(before, self.tree())
 
     def test_takes_the_place_of_another_copy_or_of_nothing(self):
         os.makedirs(os.path.dirname(self.path_of_link))
