@@ -248,6 +248,8 @@ def main(arguments):
     os.umask(0o077)
     if not os.environ.get("HOME"):  # set but empty, ~ would be the root of the file system
         os.environ.pop("HOME", None)
+        if os.path.isabs(os.path.expanduser("~")):
+            os.environ["HOME"] = os.path.expanduser("~")
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by the caller; no file of ours may get its descriptor
             setattr(sys, name, open(os.devnull, mode))

@@ -1,6 +1,8 @@
 """`xmsg doctor`: one line for each thing that must be right, and what to do where it is not."""
+import contextlib
 import json
 import os
+import shlex
 import time
 
 from contract import OPEN, SCHEMA, Settings, StoreError, age, now_ms, one_line
@@ -11,12 +13,14 @@ from sending import look_for_evidence
 HERE = os.path.dirname(os.path.realpath(__file__))
 SLOW_LOGIN_SHELL = 0.3  # seconds; above this it is worth a word
 SLOW_HOOK = 0.5
+VERSION_SECONDS = 5
 
 
 def examine(settings, environ):
     """All checks, as a list of {check, ok, detail, advice}; advice only where something is to be done.
 
-    ok is True, False, or None for what is merely worth knowing. It repairs hints and sweeps, and says so.
+    ok is True, False, or None for what is merely worth knowing. It repairs hints and sweeps, and says so. One check
+    that fails, as on a full disk, costs its own line only.
     """
     found = []
 
@@ -25,65 +29,123 @@ def examine(settings, environ):
     bad = []
     Settings(environ, bad)
     note("settings", not bad, "; ".join(bad) or "all are valid", "correct them or unset them")
-    store = _store(settings, note)
-    _interpreter(settings, environ, note)
-    _hooks(store, environ, note)
-    _codex_trust(environ, note)
-    _costs(settings, environ, note)
-    _faults(settings, note)
-    for check in (_clock, _hints, _sweep, _rows, _sessions, _claude_inbound) if store else ():
+    store, whole = _store(settings, note)
+    checks = [(_interpreter, settings, environ), (_hosts, environ), (_hooks, store, environ), (_codex_trust, environ),
+              (_app_server, environ), (_claude_inbound, store), (_hook, settings, environ), (_login_shell, environ),
+              (_faults, settings)]
+    if store:
+        checks += [(_clock, store), (_rows, store, whole), (_sessions, store)]
+        checks += [(_hints, store), (_sweep, store)] if whole else []
+    for check, *subjects in checks:
         try:
-            check(store, note)
-        except StoreError as error:
-            note(check.__name__.strip("_"), False, "could not be looked at", str(error))
+            check(*subjects, note)
+        except (StoreError, OSError) as error:
+            name = check.__name__.strip("_").replace("_", " ")
+            note(name, None if store and not whole else False, "could not be looked at: %s" % error,
+                 "see the lines above")
+    if store:
+        store.close()
     return found
 
 
 def _store(settings, note):
+    """(the store, whether it can be written), opened for reading at least if it can be; (None, False) if it cannot."""
+    store, problem = None, None
     try:
         store = Store(settings)
+        store.try_to_write()
     except StoreError as error:
-        note("store", False, "cannot be used", str(error))
-        return None
-    broken = store.integrity()
-    note("store", not broken, "%s, schema %d, %d KiB, %d free pages%s" % (
-        settings.db, SCHEMA, os.path.getsize(settings.db) // 1024, store.free_pages(),
-        ", damaged: " + broken if broken else ""),
-        "the file is left as it is; move it away to begin a new one, and keep it for `sqlite3 FILE .recover`")
-    loose = store.loose_modes()
-    note("modes", not loose, "only you can read it" if not loose else "others can read %s" % ", ".join(loose),
-         "chmod go-rwx %s" % " ".join(loose))
-    return store
+        problem = error
+    try:
+        store = store or Store(settings, write=False)
+        damage = store.integrity()
+        size = os.path.getsize(settings.db) // 1024 if os.path.exists(settings.db) else 0
+        facts = "%s, schema %d, %d KiB, %d free pages" % (settings.db, SCHEMA, size, store.free_pages())
+    except StoreError as error:
+        store, problem = None, problem or error
+    if problem:
+        sentence, _, advice = str(problem).partition("; ")
+        note("store", False, sentence, advice or "look at it by hand; nothing in it was changed")
+    else:
+        note("store", not damage, facts + (", damaged: " + damage if damage else ", every page is sound"),
+             "the file is left as it is; move it away to begin a new one, and keep it for `sqlite3 FILE .recover`")
+    if store:
+        loose = store.loose_modes()
+        note("modes", not loose, "only you can read it" if not loose else "others can read %s" % ", ".join(loose),
+             "chmod go-rwx %s" % " ".join(map(shlex.quote, loose)))
+    return store, not problem and not damage
+
+
+def _recorded_interpreter(settings):
+    try:
+        with open(os.path.join(os.path.dirname(settings.db), "python")) as file:
+            return file.read(4096).strip()
+    except OSError:
+        return ""
 
 
 def _interpreter(settings, environ, note):
     import hook_install
-    path = os.path.join(os.path.dirname(settings.db), "python")
+    recorded = _recorded_interpreter(settings)
+    works = hook_install.real_interpreter(recorded, environ) if recorded else None
+    note("interpreter", works == recorded and bool(recorded), "none is recorded" if not recorded else recorded
+         if works == recorded else "%s is gone, too old, or a version manager's shim" % recorded,
+         "run `xmsg install`, which records a real one")
+
+
+def _hosts(environ, note):
+    """The hosts found and their versions, asked side by side."""
+    import shutil
+    import subprocess
+    import hook_install
+    asked = []
+    for host in hook_install.hosts_found(environ):
+        program, process = shutil.which(host, path=environ.get("PATH", "")), None
+        if program:
+            with contextlib.suppress(OSError):
+                process = subprocess.Popen([program, "--version"], env=dict(environ), stdin=subprocess.DEVNULL,
+                                           stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        asked.append((host, process))
+    words = []
+    for host, process in asked:
+        version = _answer(process) if process else None
+        words.append("%s %s" % (host, version) if version else "%s (%s)" % (
+            host, "its program does not tell its version" if process else "its program is not on PATH"))
+    note("hosts", True if asked else None, ", ".join(words) or "none found",
+         "install Claude Code, Codex or agy, then run `xmsg install`")
+
+
+def _answer(process):
+    """The version in what a program prints, None if it says none in time."""
+    import subprocess
     try:
-        with open(path) as file:
-            recorded = file.read(4096).strip()
-    except OSError:
-        recorded = ""
-    works = hook_install.real_interpreter(recorded or None, environ) if recorded else None
-    note("interpreter", works == recorded and bool(recorded), recorded or "none is recorded",
-         "run `xmsg install`, which records one")
+        out = process.communicate(timeout=VERSION_SECONDS)[0].decode("utf-8", "replace")
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return None
+    return next((word.lstrip("v") for word in out.split() if word.lstrip("v")[:1].isdigit() and "." in word), None)
 
 
 def _hooks(store, environ, note):
     import hook_install
-    found = hook_install.hosts_found(environ)
-    note("hosts", bool(found) or None, ", ".join(found) or "none found", "install Claude Code, Codex or agy")
-    for host in found:
+    for host in hook_install.hosts_found(environ):
         state = hook_install.check(host, os.path.join(HERE, "xmsg-hook.sh"), environ)
         whole = state["state"] == "installed" and not state["faults"]
-        detail = state["state"] + (": " + "; ".join(map(str, state["faults"])) if state["faults"] else "") + (
-            ", missing " + ", ".join(state["missing"]) if state["missing"] and state["state"] == "partial" else "")
-        note("%s hooks" % host, whole, detail + (" (%s)" % state["detail"] if state["detail"] else ""),
-             "`xmsg install --host %s`; a malformed file is corrected by hand first" % host)
-        seen = store and store.hook_last_seen(host)
+        parts = [state["detail"]] if state["detail"] else []
+        if state["missing"] and state["state"] == "partial":
+            parts.append("missing " + ", ".join(state["missing"]))
+        parts += state["faults"] + state["variants"]
+        if host == "agy" and whole:
+            parts.append("the file is strictly valid, as agy wants it")
+        note("%s hooks" % host, whole, ": ".join(filter(None, ["%s (%s)" % (state["state"], state["path"]),
+                                                               "; ".join(parts)])),
+             "correct %s by hand where it says so, then `xmsg install --host %s`" % (state["path"], host)
+             if state["state"] == "unreadable" or state["faults"] else "`xmsg install --host %s`" % host)
+        seen, event = store.hook_last_seen(host) if store else (None, None)
         note("%s hooks seen" % host, True if seen else None,
-             "%s ago" % age(now_ms() - seen) if seen else "none has run here yet",
-             "start a new session and say a word in it; if this stays, its host does not run the hooks")
+             "%s, %s ago" % (event or "a hook", age(now_ms() - seen)) if seen else "none has run here yet",
+             "say a word in a new session of it; if this stays, the host does not run them")
 
 
 def _codex_trust(environ, note):
@@ -94,18 +156,51 @@ def _codex_trust(environ, note):
         entries = hook_install.codex_trust(environ)
     except hook_install.Refused as error:
         return note("codex trust", False, str(error), "correct the file by hand, then `xmsg install --host codex`")
-    bad = [entry for entry in entries if entry["state"] != "trusted"]
+    by_state = {}
+    for entry in entries:
+        by_state.setdefault(entry["state"], []).append(entry["event"])
+    well = list(by_state) == ["trusted"]
+    words = ["all %d entries are trusted" % len(entries)] if well else [
+        "%s: %s" % (state, ", ".join(events)) for state, events in by_state.items()]
+    words += dict.fromkeys(filter(None, (entry["detail"].partition("; ")[2] for entry in entries)))
     if entries:
-        note("codex trust", not bad, "all %d entries are trusted" % len(entries) if not bad else ", ".join(
-            "%s %s" % (entry["event"], entry["state"]) for entry in bad),
-            "start `codex` and review the hooks (/hooks shows them); Codex skips untrusted ones silently, and trusts "
-            "nothing in a copied CODEX_HOME")
+        note("codex trust", well, "%s; by %s" % ("; ".join(words), entries[0]["file"]),
+             "start `codex` and choose \"Trust all and continue\", or look at /hooks there; Codex skips all others "
+             "silently, and in a copied CODEX_HOME it trusts nothing")
 
 
-def _costs(settings, environ, note):
-    """What one hook takes here, empty and with mail, in a store of its own; and the login shell that Codex adds."""
-    import shutil
+def _app_server(environ, note):
+    """Whether somebody listens on the control socket of Codex's app-server, where there is one."""
+    import codex_delivery
+    import socket
+    path = os.path.join(codex_delivery.codex_home(environ), "app-server-control", "app-server-control.sock")
+    if not os.path.lexists(path):
+        return
+    with socket.socket(socket.AF_UNIX) as control:
+        control.settimeout(1)
+        try:
+            control.connect(path)
+            note("codex app-server", True, "listens on %s" % path)
+        except OSError as error:
+            note("codex app-server", None, "%s: %s" % (path, error.strerror or error),
+                 "it was killed; restart it or the sessions attached to it, which until then are reached by hooks")
+
+
+def _seconds(command, environ, data=b""):
+    """(how long a command took, what it printed), (None, b"") if it failed to end."""
     import subprocess
+    begin = time.monotonic()
+    try:
+        done = subprocess.run(command, input=data, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                              timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None, b""
+    return time.monotonic() - begin, done.stdout
+
+
+def _hook(settings, environ, note):
+    """What one hook takes here, empty and with mail, in a store of its own."""
+    import shutil
     import tempfile
     folder = tempfile.mkdtemp(prefix="xmsg-doctor-")
     clean = {key: value for key, value in environ.items()
@@ -113,30 +208,29 @@ def _costs(settings, environ, note):
     clean["XMSG_DB"] = os.path.join(folder, "messages.sqlite3")
     payload = json.dumps({"session_id": "doctor-probe", "cwd": folder, "permission_mode": "default",
                           "hook_event_name": "PreToolUse"}, separators=(",", ":")).encode()
-
-    def seconds(command, data=b""):
-        begin = time.monotonic()
-        try:
-            done = subprocess.run(command, input=data, env=clean, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                                  timeout=10)
-        except (OSError, subprocess.SubprocessError):
-            return None, b""
-        return time.monotonic() - begin, done.stdout
     hook = [os.path.join(HERE, "xmsg-hook.sh"), "claude"]
+    send = [os.path.join(HERE, "bin", "xmsg"), "send", "doctor-probe", "a probe of xmsg doctor", "--no-direct"]
     try:
-        seconds(hook, payload)
-        empty = min((seconds(hook, payload)[0] or 10) for _ in range(3))
-        seconds([os.path.join(HERE, "bin", "xmsg"), "send", "doctor-probe", "a probe of xmsg doctor", "--no-direct"])
-        mail, shown = seconds(hook, payload)
+        with open(os.path.join(folder, "python"), "w") as file:
+            file.write(_recorded_interpreter(settings) + "\n")
+        _seconds(hook, clean, payload)
+        empty = min((_seconds(hook, clean, payload)[0] or 10) for _ in range(3))
+        _seconds(send, clean)
+        mail, shown = _seconds(hook, clean, payload)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    works = mail is not None and b"a probe of xmsg doctor" in shown
-    note("hook", works and mail < SLOW_HOOK, "%.1f ms empty, %.0f ms with mail" % (empty * 1000, mail * 1000) if works
-         else "a test message did not come through", "look at the faults below; `xmsg demo` shows the way step by step")
+    if mail is None or b"a probe of xmsg doctor" not in shown:
+        return note("hook", False, "a test message did not come through",
+                    "look at the faults below; `xmsg demo` shows the way step by step")
+    note("hook", mail < SLOW_HOOK, "%.1f ms empty, %.0f ms with mail" % (empty * 1000, mail * 1000),
+         "run `xmsg install`, which records an interpreter that starts directly; else the machine or its disk is slow")
+
+
+def _login_shell(environ, note):
     shell = environ.get("SHELL") or "/bin/sh"
-    login, _ = seconds([shell, "-lc", ":"])
-    note("login shell", None if login is None or login > SLOW_LOGIN_SHELL else True,
-         "%s -lc takes %.0f ms, in which Codex starts every hook" % (shell, login * 1000) if login is not None
+    taken, _ = _seconds([shell, "-lc", ":"], environ)
+    note("login shell", None if taken is None or taken > SLOW_LOGIN_SHELL else True,
+         "%s -lc takes %.0f ms, in which Codex starts every hook" % (shell, taken * 1000) if taken is not None
          else "%s does not answer" % shell, "make your shell's login files faster; xmsg cannot")
 
 
@@ -149,12 +243,12 @@ def _faults(settings, note):
         except OSError:
             pass
     newest = lines[-1] if lines else ""
-    try:
-        newest = "%(where)s: %(fault)s" % json.loads(newest)
-    except (ValueError, KeyError, TypeError):
-        pass
-    note("faults", not lines, "no hook has failed" if not lines else "%d swallowed, the newest: %s" % (
-        len(lines), one_line(newest)[:300]), "mend what it says, then `rm %s.faults*`" % settings.db)
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        fault = json.loads(newest)
+        newest = "%s: %s" % (fault["where"], fault["fault"])
+        newest = "%s ago, %s" % (age(now_ms() - fault["at"]), newest)
+    note("faults", not lines, "no hook has failed" if not lines else "%d swallowed, the newest %s" % (
+        len(lines), one_line(newest)[:300]), "mend what it says, then `rm %s.faults*`" % shlex.quote(settings.db))
 
 
 def _clock(store, note):
@@ -165,8 +259,8 @@ def _clock(store, note):
 
 
 def _hints(store, note):
-    raised = store.repair_hints()
-    note("hints", True, "agree with the store" if not raised else "%d were missing and are there again" % raised)
+    changed = ["%d %s" % (count, what) for what, count in store.repair_hints().items() if count]
+    note("hints", True, "repaired: " + ", ".join(changed) if changed else "agree with the store")
 
 
 def _sweep(store, note):
@@ -179,8 +273,9 @@ def _sweep(store, note):
     note("sweep", True, ", ".join("%d %s" % (value, key) for key, value in total.items()))
 
 
-def _rows(store, note):
-    look_for_evidence(store, store.targets_open(), seconds=2.0)
+def _rows(store, whole, note):
+    if whole:
+        look_for_evidence(store, store.targets_open(), seconds=2.0)
     rows = store.messages(states=OPEN)
     unknown = [row["id"] for row in rows if is_unknown(row)]
     held = [row["id"] for row in rows if row["state"] == "held"]

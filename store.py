@@ -91,6 +91,7 @@ create table meta (key text primary key, value text not null) without rowid;
 """ % (_quoted(STORED), _quoted(SENDER_KINDS), IS_OPEN, IS_ENDED)
 
 
+PREFIX_SECONDS = 60  # a payload that says nothing new takes the fast path for so long
 # A damaged schema comes out of Python's sqlite3 as a text that cannot be decoded.
 BROKEN = (sqlite3.Error, UnicodeDecodeError)
 
@@ -578,7 +579,7 @@ class Store:
 
         Returns the row as it now stands. An ended session that is opened again has no successor any more.
         """
-        old, opened = self.peer(peer["session"]), peer.pop("opened", False)
+        old, opened, event = self.peer(peer["session"]), peer.pop("opened", False), peer.pop("event", None)
         news = {key: value for key, value in peer.items() if value not in ("", None) and (not old or old[key] != value)}
         if old and old["successor"] and opened:
             news["successor"] = None
@@ -594,6 +595,8 @@ class Store:
             self._execute("update peers set %s where session = :session"
                           % ", ".join("%s = :%s" % (column, column) for column in sorted(news)),
                           dict(news, session=peer["session"]))
+            if event:
+                self.set_meta("hook:" + peer["host"], event)
             if predecessor:
                 self._succeed(predecessor, peer["session"], now)
         if predecessor:
@@ -636,12 +639,13 @@ class Store:
     def loose_modes(self):
         """The files and folders of the store that others can read or write."""
         paths = [self.path + suffix for suffix in ("", "-wal", "-shm", ".faults", ".faults.old", ".faults.shell")]
+        paths.append(os.path.join(os.path.dirname(self.path), "python"))
         paths += [self.hints] + [os.path.join(self.hints, name) for name in ("mail", "peer", "live", "wake")]
         return [path for path in paths if os.path.exists(path) and os.stat(path).st_mode & 0o077]
 
     def hook_last_seen(self, host):
-        """When a hook of this host last registered a session, ms; None if never."""
-        return self._one("select max(hook_seen) from peers where host = ?", (host,))[0]
+        """(when a hook of this host last registered a session, ms, its event); (None, None) if never."""
+        return self._one("select max(hook_seen) from peers where host = ?", (host,))[0], self.meta("hook:" + host)
 
     def newest_time(self):
         """The latest time that the store holds, ms."""
@@ -653,15 +657,34 @@ class Store:
                                             " union select target from (select target from messages where "
                                             "state = 'delivered' and confirmed_at is null order by id desc limit 100)")]
 
+    def try_to_write(self):
+        """Writes for nothing but to see whether that works; StoreFull, StoreReadOnly, StoreBusy if it does not."""
+        with self.transaction():
+            self.set_meta("last_doctor", str(now_ms()))
+
     def repair_hints(self):
-        """Raises each mail hint that is missing (a restored backup, an insert by hand); returns how many."""
-        raised = 0
+        """Makes the hints agree with the rows, after a restored backup, an insert by hand or a clock that was ahead.
+
+        Returns {what: how many}.
+        """
+        counts = {"missing": 0, "of no mail": 0, "with a deadline too far ahead": 0}
         for target in self.queued_counts():
             with self.transaction():
                 if self._waiting(target) and not os.path.exists(os.path.join(self.hints, "mail", target)):
                     self.raise_hint(target)
-                    raised += 1
-        return raised
+                    counts["missing"] += 1
+        for session in os.listdir(os.path.join(self.hints, "mail")):
+            self.lower_hint(session)
+            counts["of no mail"] += not os.path.exists(os.path.join(self.hints, "mail", session))
+        for name in os.listdir(os.path.join(self.hints, "peer")):
+            path = os.path.join(self.hints, "peer", name)
+            try:
+                if os.stat(path).st_mtime > time.time() + 2 * PREFIX_SECONDS:
+                    os.unlink(path)
+                    counts["with a deadline too far ahead"] += 1
+            except FileNotFoundError:
+                pass
+        return counts
 
     def sweep(self, now, every_ms=0, anything=False):
         """Ends what is overdue, forgets what is old, compacts the file; returns counts, None if it is not time yet.
@@ -716,7 +739,7 @@ class Store:
 
     # ---- what the fast path of xmsg-hook.sh reads
 
-    def remember_prefix(self, session, prefix, unchanged, seconds=60):
+    def remember_prefix(self, session, prefix, unchanged, seconds=PREFIX_SECONDS):
         """Lets payloads that begin with exactly these bytes take the fast path for a minute.
 
         unchanged: the registry already held all that this payload says; then earlier prefixes stay good too (Codex

@@ -646,7 +646,7 @@ def register_session(store, call, now):
     peer = {"session": call["session"], "host": call["host"], "cwd": call["cwd"], "model": call["model"],
             "permission_mode": call["permission_mode"], "transcript": call["transcript"],
             "title": one_line(call["title"])[:LONGEST_NAME], "pid": pid, "pid_start": start,
-            "opened": call["event"] == "SessionStart"}
+            "opened": call["event"] == "SessionStart", "event": call["event"]}
     if call["cwd"] and not (known and known["cwd"] == call["cwd"]):
         peer["project"] = project_root(call["cwd"])
     before = []

@@ -18,7 +18,8 @@ MAY_IMPORT = {
     "store": {"contract", "host_process", "adoption"},
     "xmsg": {"contract", "store", "host_process", "claude_delivery", "codex_delivery"},
     "sending": {"contract", "store", "xmsg", "host_process", "claude_delivery", "codex_delivery", "transcripts"},
-    "doctor": {"contract", "store", "xmsg", "sending", "hook_install", "claude_delivery", "host_process"},
+    "doctor": {"contract", "store", "xmsg", "sending", "hook_install", "host_process", "claude_delivery",
+               "codex_delivery"},
     "command_line": {"contract", "store", "xmsg", "sending", "doctor", "hook_install"},
 }
 HOOK_PATH = ("contract", "store", "xmsg")

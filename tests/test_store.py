@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 import unittest
 
 import support
@@ -941,9 +942,17 @@ class TheHint(HomeCase):
         message(self.store, BOB)
         message(self.store, EVE)
         os.unlink(self.home.hint(BOB))
-        self.assertEqual(1, self.store.repair_hints())
+        self.assertEqual(1, self.store.repair_hints()["missing"])
         self.assertTrue(self.up())
-        self.assertEqual(0, self.store.repair_hints())
+        self.assertEqual({0}, set(self.store.repair_hints().values()))
+
+    def test_of_no_mail_or_a_deadline_that_lies_too_far_ahead_goes_with_a_repair(self):
+        self.store.raise_hint(BOB)
+        self.store.remember_prefix(BOB, b"{", False)
+        self.assertEqual({"missing": 0, "of no mail": 1, "with a deadline too far ahead": 0}, self.store.repair_hints())
+        os.utime(os.path.join(self.store.hints, "peer", BOB), (time.time() + 9999,) * 2)
+        self.assertEqual({"missing": 0, "of no mail": 0, "with a deadline too far ahead": 1}, self.store.repair_hints())
+        self.assertEqual({0}, set(self.store.repair_hints().values()))
 
 
 class ARequest(HomeCase):
