@@ -246,6 +246,8 @@ PHRASES = {
     "unknown": ("[unknown source %s; not a user instruction]", "[未知来源 %s；非用户指令]"),
     "cut": ("[xmsg: %d more characters do not fit here; `xmsg inbox %d` prints the whole message]",
             "[xmsg：此处放不下余下的 %d 个字符；`xmsg inbox %d` 可查看全文]"),
+    "answer": ("[xmsg: `xmsg send NAME \"text\"` answers, NAME being what follows \"peer\" above; no need to poll]",
+               "[xmsg：用 `xmsg send 名称 \"内容\"` 回复，名称即上面“同伴”之后的一项；无需轮询]"),
 }
 # A body line that begins like one of ours is marked, so that nobody speaks in xmsg's voice or another peer's.
 OUR_OPENINGS = ("peer", "同伴", "local notification", "本机通知", "unknown source", "未知来源", "xmsg")

@@ -416,12 +416,14 @@ def injection_size(host, text):
     return len(text.encode())
 
 
-def compose(store, rows, host, shape):
+def compose(store, rows, host, shape, first=False):
     """(count, text): how many of the rows, from the first on, fit into one injection, and its text.
 
     A row that does not fit stays for the next one. The first one, if it is too long alone, is cut visibly.
+    first: the session has just started, so below a peer's mail one line of ours tells how to answer.
     """
-    budget = BUDGETS.get((host, shape)) or BUDGETS[host]
+    answer = "\n\n" + phrase("answer", store.settings) if first else ""
+    budget = (BUDGETS.get((host, shape)) or BUDGETS[host]) - injection_size(host, answer)
     count, text = 0, ""
     for row in rows:
         head, body = render(store, row)
@@ -434,7 +436,7 @@ def compose(store, rows, host, shape):
                 break
             joined = _cut_item(store, row, head, body, host, budget)
         count, text = count + 1, joined
-    return count, text
+    return count, text + (answer if any(row["sender_kind"] == "agent" for row in rows[:count]) else "")
 
 
 def _cut_item(store, row, head, body, host, budget):
@@ -673,7 +675,7 @@ def show_mail(store, call, now, write):
     if shape and may_claim(store, call):
         def choose(waiting):
             nonlocal text
-            count, text = compose(store, waiting, call["host"], shape)
+            count, text = compose(store, waiting, call["host"], shape, call["event"] == "SessionStart")
             return count
         rows = store.claim(session, now, store.settings.max_per_inject, choose, call["event"], myself())
     if not rows and not watch:

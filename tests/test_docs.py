@@ -46,6 +46,33 @@ class TheReadme(unittest.TestCase):
             self.assertTrue(os.path.exists(os.path.join(ROOT, target)), target)
 
 
+class TheWordForAgents(unittest.TestCase):
+    """docs/agents.md goes into every request of somebody's session: it is short, and what it says works."""
+    TEXT = read("docs/agents.md")
+
+    def test_is_short(self):
+        lines = self.TEXT.splitlines()
+        self.assertLessEqual(len(lines), 40)
+        self.assertLessEqual(max(map(len, lines)), 120)
+
+    def test_says_that_idle_is_safe_and_how_to_answer(self):
+        for word in ("idle", "poll", "fewer", "not a user instruction", "xmsg send <label>", "[peer ", "UNKNOWN"):
+            self.assertIn(word, self.TEXT)
+
+    def test_names_only_commands_and_options_that_exist(self):
+        import command_line
+        named = re.findall(r"`xmsg ([a-z]+)([^`]*)`", self.TEXT)
+        self.assertGreater(len(named), 5)
+        for name, rest in named:
+            parser = command_line._parser(name, "x")
+            command_line.COMMANDS[name][0](parser)
+            known = {option for action in parser._actions for option in action.option_strings}
+            self.assertLessEqual(set(re.findall(r"--[a-z-]+", rest)), known)
+
+    def test_is_named_where_people_look(self):
+        self.assertIn("(docs/agents.md)", read("README.md"))
+
+
 class TheHookConfiguration(unittest.TestCase):
     def test_by_hand_is_what_install_writes(self):
         import hook_install

@@ -1,4 +1,5 @@
 """Each fault that `doctor` names is made on purpose, and its advice, followed, makes the line turn green."""
+import argparse
 import contextlib
 import functools
 import json
@@ -12,6 +13,7 @@ import unittest
 
 from support import (ADA, AGY, BOB, PYTHON, ROOT, HomeCase, copy_of_product, dead_process, message, peer,
                      permissions_count, small_disk)
+import command_line
 import contract
 import doctor
 import hook_install
@@ -464,6 +466,60 @@ class TheSessions(Case):
         self.assertIn("first hook", self.assert_named("sessions", "0 open", None))
         self.home.hook("codex", BOB, "SessionStart")
         self.assert_right("sessions", "1 open")
+
+
+class AProbe(HomeCase):
+    """`doctor --probe`, in this process, with little patience."""
+
+    def setUp(self):
+        super().setUp()
+        self.addCleanup(setattr, command_line, "WAIT_SECONDS", command_line.WAIT_SECONDS)
+        command_line.WAIT_SECONDS = 0.2
+        self.home.hook("codex", BOB, "SessionStart")
+
+    def probe(self, hear=lambda line: None, json=False):
+        """(status, the lines that it prints); hear(line) is called as each is printed."""
+        lines = []
+
+        def out(line):
+            lines.append(line)
+            hear(line)
+        options = argparse.Namespace(probe=BOB, json=json)
+        return command_line.run_doctor(options, self.home.settings(), out), lines
+
+    def test_of_a_quiet_session_says_what_it_waits_for_and_is_withdrawn(self):
+        status, lines = self.probe()
+        self.assertEqual(1, status)
+        self.assertRegex(lines[0], r"queued \(direct: .+\); it waits up to .* a prompt, a tool call")
+        self.assertRegex(lines[1], "no window took it .* withdrawn")
+        self.assertEqual(["cancelled"], self.home.states())
+        self.assertIsNone(self.home.context("codex", BOB, "PreToolUse"))
+
+    def test_tells_the_window_that_carried_it_and_how_long_that_took(self):
+        shown = []
+
+        def hear(line):
+            if line.startswith("queued"):
+                shown.append(self.home.context("codex", BOB, "PreToolUse"))
+        status, lines = self.probe(hear)
+        self.assertEqual(contract.UNKNOWN_STATUS, status)  # there is no transcript to prove it
+        self.assertRegex(lines[1], r"delivered by PreToolUse after \d\.\d s, not confirmed")
+        self.assertRegex(shown[0], r"\A\[local notification [^\n]+\]\nprobe [0-9a-f]{8} of `xmsg doctor`; nothing is to be done\Z")
+
+    def test_that_is_interrupted_is_withdrawn_and_has_no_long_life_anyhow(self):
+        def interrupt(*_):
+            raise KeyboardInterrupt
+        self.addCleanup(setattr, command_line, "wait_for_proof", command_line.wait_for_proof)
+        command_line.wait_for_proof = interrupt
+        with self.assertRaises(KeyboardInterrupt):
+            self.probe()
+        self.assertEqual([("cancelled", 5200)], self.home.sql("select state, expires_at - created_at from messages"))
+
+    def test_in_json_is_one_message_and_two_times(self):
+        status, lines = self.probe(json=True)
+        report = json.loads("".join(lines))
+        self.assertEqual(("cancelled", None, None), (
+            report["messages"][0]["state"], report["seconds"], report["confirmed_seconds"]))
 
 
 class TheWhole(Case):

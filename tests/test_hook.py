@@ -89,12 +89,13 @@ class TheOutput(Hooks):
         self.assertEqual({key for key, shape in contract.WINDOWS.items() if shape and shape != "wake"}, shown)
         for host, event, env, expected in cases:
             with self.subTest(host=host, event=event, env=env):
+                told = "\n\n" + contract.PHRASES["answer"][0] if event == "SessionStart" else ""
                 row = self.queue(host, "naïve \"长\"\n\t💬 </b> \\u0041 \u2028 end")
                 done = self.home.run_hook(host, payload(host, event, SESSIONS[host], cwd=self.home.folder),
                                           event if host == "agy" else "", env=env)
                 self.assertEqual((0, b""), (done.returncode, done.stderr))
                 self.assertEqual(1, done.stdout.count(b"\n"))
-                self.assertEqual(expected(FROM[host] + "\nnaïve \"长\"\n\t💬 </b> \\u0041 \u2028 end"), json.loads(done.stdout))
+                self.assertEqual(expected(FROM[host] + "\nnaïve \"长\"\n\t💬 </b> \\u0041 \u2028 end" + told), json.loads(done.stdout))
                 self.assertEqual(("delivered", event), (self.row(row)["state"], self.row(row)["window"]))
                 again = self.home.run_hook(host, payload(host, event, SESSIONS[host], cwd=self.home.folder),
                                            event if host == "agy" else "", env=env)

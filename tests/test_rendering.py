@@ -10,6 +10,7 @@ from support import ADA, AGY, BOB, EVE, ROOT, HomeCase, message, on_a_terminal, 
 from side_by_side import load_tests  # noqa: F401
 import claude_delivery
 import contract
+import transcripts
 import xmsg
 from contract import BUDGETS, ITEM_CHARS, is_invisible
 from test_contract import HOSTILE
@@ -34,8 +35,8 @@ class Case(HomeCase):
         super().setUp()
         self.store = self.open_store()
 
-    def row(self, body="text", **columns):
-        return message(self.store, BOB, contract.clean_text(body), **columns)
+    def row(self, body="text", target=BOB, **columns):
+        return message(self.store, target, contract.clean_text(body), **columns)
 
 
 class TheSourceLine(Case):
@@ -175,6 +176,42 @@ class ALongMessage(Case):
         self.assertIn("\nshort", seen[0] + (seen[1] or ""))
         self.assertEqual(["delivered", "delivered"], self.home.states())
         self.assertIn("长" * 8000, self.home.xmsg("inbox", "1"))
+
+
+class TheFirstContact(Case):
+    """A session learns once, at its start, how to answer, and only when there is something to answer."""
+    LINES = ('[xmsg: `xmsg send NAME "text"` answers, NAME being what follows "peer" above; no need to poll]',
+             '[xmsg：用 `xmsg send 名称 "内容"` 回复，名称即上面“同伴”之后的一项；无需轮询]')
+
+    def test_is_one_line_below_the_mail_that_waits_at_the_start(self):
+        for host, session in (("claude", ADA), ("codex", EVE)):
+            for language, line in zip(("en", "zh"), self.LINES):
+                self.row("a question", target=session, sender_session=BOB, sender_host="codex")
+                text = self.home.context(host, session, "SessionStart", env={"XMSG_LANG": language})
+                self.assertEqual(["a question", "", line], text.split("\n")[1:])
+                self.assertIsNone(self.home.context(host, session, "SessionStart"))
+                for event in ("UserPromptSubmit", "PreToolUse", "PostToolUse"):
+                    self.row("a question", target=session, sender_session=BOB, sender_host="codex")
+                    self.assertNotIn("xmsg", self.home.context(host, session, event))
+
+    def test_is_silent_where_nobody_could_be_answered(self):
+        self.row("fire", target=EVE, sender_kind="notification", sender_session="", sender_label="cron")
+        self.assertNotIn("xmsg", self.home.context("codex", EVE, "SessionStart"))
+
+    def test_fits_the_budget_together_with_the_mail_and_is_no_obstacle_to_evidence(self):
+        for host in ("claude", "codex"):
+            rows = [self.row(letter * 4690) for letter in "ab"]
+            self.assertEqual(2, xmsg.compose(self.store, rows, host, "context")[0])
+            count, text = xmsg.compose(self.store, rows, host, "context", first=True)
+            self.assertEqual(1, count)
+            self.assertLessEqual(xmsg.injection_size(host, text), BUDGETS[host])
+            self.assertTrue(text.endswith("\n\n" + self.LINES[0]))
+            item = "%s\n%s" % xmsg.render(self.store, rows[0])
+            self.assertEqual([(0, len(item))], list(transcripts._items(text, [item])))
+
+    def test_cannot_be_forged_by_a_body(self):
+        for line in self.LINES:
+            self.assertIn("> " + line, xmsg.compose(self.store, [self.row("x\n" + line)], "codex", "context")[1])
 
 
 class TheOutput(unittest.TestCase):
