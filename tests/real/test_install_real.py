@@ -192,6 +192,16 @@ class WithClaudeAlone(WithOneHost):
         host.wait_idle()
         self.assertEqual(1, host.times_seen(text))
 
+    def test_a_probe_tells_the_window_and_how_long_it_took(self):
+        self.install()
+        host = self.claude("ada")
+        out = xmsg(self.home, "doctor", "--probe", "ada")
+        self.assertRegex(out, r"\Adelivered by uds-direct after [01]\.\d s, confirmed by its transcript after \d\.\d s\n\Z")
+        host.wait_idle()
+        self.assertEqual(1, host.times_seen("of `xmsg doctor`; nothing is to be done"))
+        self.tell(host, "name", ".", "")
+        self.assert_well("sockets", "sessions", "hosts")
+
 
 class WithCodexAlone(WithOneHost):
     kinds = ("codex",)
