@@ -13,6 +13,7 @@ import unittest
 
 from support import (ADA, AGY, BOB, PYTHON, ROOT, HomeCase, copy_of_product, dead_process, message, peer,
                      permissions_count, small_disk)
+from side_by_side import load_tests  # noqa: F401
 import command_line
 import contract
 import doctor
