@@ -515,6 +515,47 @@ class Name(Case):
         self.home.xmsg("name", "nobody", "x", status=3)
 
 
+class TheInstallation(HomeCase):
+    def tree(self):
+        """Every path of the home outside the store."""
+        return sorted(os.path.join(folder, name) for folder, folders, files in os.walk(self.home.folder)
+                      for name in folders + files if not os.path.join(folder, name).startswith(os.path.dirname(self.home.db)))
+
+    def test_on_a_machine_without_hosts_says_so_and_leaves_nothing(self):
+        before = self.tree()
+        self.assertIn("no host was found", self.home.xmsg("install"))
+        self.assertEqual([".local", ".local/bin", ".local/bin/xmsg", ".local/bin/xmsg-find-session"],
+                         [os.path.relpath(path, self.home.folder) for path in self.tree()])
+        self.assertIn("rm -r %s" % os.path.dirname(self.home.db), self.home.xmsg("uninstall"))
+        self.assertEqual(before, self.tree())
+
+    def test_says_for_each_host_what_comes_next_and_once_where_the_command_is(self):
+        for name in (".claude", ".codex", ".gemini/antigravity-cli"):
+            os.makedirs(os.path.join(self.home.folder, name))
+        before = self.tree()
+        self.assertEqual(before, self.tree() if self.home.xmsg("install", "--dry-run") else None)
+        out = self.home.xmsg("install")
+        for words in ("open sessions have the hooks from their next prompt on", "Trust all and continue", "the next turn"):
+            self.assertIn(words, out)
+        self.assertEqual(1, out.count("is not on your PATH"))
+        again = self.home.xmsg("install", PATH=os.path.join(self.home.folder, ".local", "bin") + ":/usr/bin:/bin")
+        self.assertNotIn("next", again)
+        self.assertNotIn("PATH", again)
+        changes = self.home.json("uninstall")["changes"]
+        self.assertEqual(["removed"] * 5, [change["action"] for change in changes])
+        self.assertEqual(before, self.tree())
+
+    def test_with_a_file_that_it_cannot_change_does_the_rest_and_says_what_it_did(self):
+        os.mkdir(os.path.join(self.home.folder, ".codex"))
+        os.mkdir(os.path.join(self.home.folder, ".claude"))
+        with open(os.path.join(self.home.folder, ".codex", "hooks.json"), "w") as file:
+            file.write("{")
+        out = self.home.xmsg("install", status=1)
+        self.assertRegex(out, r"(?m)^claude  added ")
+        self.assertRegex(out, r"(?m)^codex   refused .*\n +1:2: ")
+        self.assertRegex(out, r"(?m)^command added ")
+
+
 class TheSettings(Case):
     def test_are_shown_with_their_values(self):
         self.assertRegex(self.home.xmsg("settings", XMSG_TTL_SECONDS="77"), r"(?m)^XMSG_TTL_SECONDS +77 ")
