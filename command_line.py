@@ -805,7 +805,8 @@ def _report_changes(records, options, out):
         said = ""
         for record in records:
             _print_lines(hanging("%-7s %-9s " % (record["host"] or "command", record["action"]), record["path"]), out)
-            _print_lines(hanging("        ", record["detail"]) if record["detail"] not in ("", said) else (), out)
+            if record["detail"] and (record["host"] or record["detail"] != said):
+                _print_lines(hanging("        ", record["detail"]), out)
             said = record["detail"]
             if options.dry_run and record["diff"]:
                 out(record["diff"])
