@@ -200,7 +200,7 @@ class WithClaudeAlone(WithOneHost):
         host.wait_idle()
         self.assertEqual(1, host.times_seen("of `xmsg doctor`; nothing is to be done"))
         self.tell(host, "name", ".", "")
-        self.assert_well("sockets", "sessions", "hosts")
+        self.assert_well("sessions", "hosts", "Claude Code")
 
 
 class WithCodexAlone(WithOneHost):
