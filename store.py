@@ -595,7 +595,7 @@ class Store:
             self._execute("update peers set %s where session = :session"
                           % ", ".join("%s = :%s" % (column, column) for column in sorted(news)),
                           dict(news, session=peer["session"]))
-            if event:
+            if event and self.meta("hook:" + peer["host"]) != event:
                 self.set_meta("hook:" + peer["host"], event)
             if predecessor:
                 self._succeed(predecessor, peer["session"], now)

@@ -374,7 +374,8 @@ class WhatAHookTakes(Case):
 
     def test_in_a_slow_login_shell_is_named_until_its_files_are_faster(self):
         self.replace(doctor, "_hook", lambda *_: None)
-        shell = self.write("shell", "#!/bin/sh\nsleep 0.4\n", 0o700)
+        self.replace(doctor, "SLOW_LOGIN_SHELL", 0.8)
+        shell = self.write("shell", "#!/bin/sh\nsleep 0.8\n", 0o700)
         self.assertIn("login files faster", self.assert_named("login shell", shell + " -lc takes ", None, SHELL=shell))
         self.write("shell", "#!/bin/sh\n", 0o700)
         self.assert_right("login shell", SHELL=shell)

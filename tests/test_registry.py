@@ -63,7 +63,8 @@ class ARegistration(HomeCase):
             self.register("claude", "PostToolUse", ADA, now + later, cwd=self.home.folder)
         self.assertEqual(before, self.changes())
         self.register("claude", "PostToolUse", ADA, now + 31000, cwd=self.home.folder)
-        self.assertEqual((before + 1, now + 31000), (self.changes(), self.store.peer(ADA)["last_seen"]))
+        self.assertGreater(self.changes(), before)
+        self.assertEqual(now + 31000, self.store.peer(ADA)["last_seen"])
         for news in ({"cwd": "/"}, {"permission_mode": "acceptEdits", "cwd": "/"}):
             before = self.changes()
             self.register("claude", "PostToolUse", ADA, now + 31001, **news)
