@@ -12,8 +12,9 @@ from contract import (ENDED, HOSTS, IN_FLIGHT, LONGEST_NAME, NoSuchTarget, NotPo
 from store import Store, is_unknown, myself, record_interpreter, shown_state
 from xmsg import (NothingWritten, activity, all_peers, begins_other_ids, describe_peer, direct_facts,
                   display_name, hook_main, is_live, project_root, render, resolve, resolve_one, route,
-                  sender_identity, show)
-from sending import cancel, find_message, look_for_evidence, record_receipt, send, settle, wait_for_proof
+                  sender_identity, show, take_spooled)
+from sending import (cancel, deliver_spooled, find_message, look_for_evidence, record_receipt, send,
+                     send_from_sandbox, settle, wait_for_proof)
 
 
 # ---------------------------------------------------------------------------------------------------- reports
@@ -273,6 +274,8 @@ def _dispatch(arguments):
         return _hook_command(rest)
     if name == "receipt":
         return _receipt_command(rest)
+    if name == "deliver":
+        return _deliver_command(rest)
     json_wanted = "--json" in rest
     try:
         if name in ("-h", "--help", "help"):
@@ -325,6 +328,12 @@ def _receipt_command(arguments):
     """`xmsg receipt UID WORD TEXT`, which a courier runs for each later word of the host; 0 once it is written down."""
     uid, word, text = arguments
     return 0 if record_receipt(Store(Settings(os.environ)), uid, (word, text)) else 1
+
+
+def _deliver_command(uids):
+    """`xmsg deliver UID...`, which a hook starts for what it has taken from a sandbox."""
+    deliver_spooled(Store(Settings(os.environ)), uids)
+    return 0
 
 
 def help_text():
@@ -401,9 +410,15 @@ def run_send(options, settings, out):
     if options.dry_run:
         return _dry_run(request, settings, options, out)
     request["body"] = read_body(options, settings)
-    store = Store(settings)
-    record_interpreter(settings)
-    results = send(store, request, os.environ)
+    try:
+        store = Store(settings)
+        record_interpreter(settings)
+        results = send(store, request, os.environ)
+    except StoreReadOnly:
+        import spool
+        if not spool.sandboxed(os.environ):
+            raise
+        return _send_from_sandbox(request, settings, options, out)
     if options.wait is not None:
         proven = wait_for_proof(store, [row for row, _ in results], options.wait)
         results = [(row, note) for row, (_, note) in zip(proven, results)]
@@ -417,6 +432,28 @@ def run_send(options, settings, out):
                          "set XMSG_FROM_TOOL and XMSG_FROM_SESSION\n")
     unproven = options.wait is not None and not all(row["confirmed_at"] for row, _ in results)
     return group_status([row for row, _ in results]) or (UNKNOWN_STATUS if unproven else 0)
+
+
+def _send_from_sandbox(request, settings, options, out):
+    import stat
+    store = Store(settings, write=False)
+    rows, line = send_from_sandbox(store, request, os.environ)
+    if line:
+        # Only what the tool call prints reaches the hook, and JSON on stdout must stay JSON.
+        mode = os.fstat(2).st_mode
+        if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(2)):
+            raise StoreReadOnly("nothing was sent: in this sandbox a message leaves by what this command prints on "
+                                "stderr, which goes elsewhere; run it without a redirection of stderr")
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+    if options.json:
+        print_json({"messages": [message_record(store, row) for row in rows]}, out)
+    else:
+        for row in rows:
+            out("spooled %s -> %s  (from %s, ttl %ds; not yet in the store: this session's next hook takes it there)"
+                % (row["uid"], row["target"], one_line(row["sender_label"]),
+                   (row["expires_at"] - row["created_at"]) // 1000))
+    return UNKNOWN_STATUS if options.wait is not None else 0
 
 
 def group_status(rows):
@@ -510,7 +547,8 @@ def _outbox_arguments(parser):
 
 def store_with_evidence(settings):
     """The store for a report that looks for evidence first, and (store, False) where it can only be read."""
-    if os.path.exists(settings.db):
+    import spool
+    if os.path.exists(settings.db) and not spool.sandboxed(os.environ):
         try:
             return Store(settings), True
         except StoreReadOnly:
@@ -525,6 +563,7 @@ def run_outbox(options, settings, out):
     if target and not store.messages(target=target, limit=1):
         target = resolve_one(store, target)["session"]
     if may_write:
+        take_spooled(store, os.environ)
         rows = own_messages(store, sender, target, True, options.limit)
         look_for_evidence(store, sorted({row["target"] for row in rows if not row["confirmed_at"]}))
     rows = own_messages(store, sender, target, options.all, options.limit)

@@ -86,6 +86,7 @@ WATCH_DELAY = 2.0  # seconds after SessionStart's output until Claude Code surel
 SWEEP_ROWS = 500
 VACUUM_IN_PASSING = 32 << 20  # bytes; a larger file is only compacted by hand
 LOG_BYTES = 64 << 10
+SPOOL_MARK = "xmsg-spooled:"  # begins the line in which a message leaves a sandbox where nothing can be written
 
 
 class XmsgError(Exception):

@@ -7,7 +7,7 @@ import time
 
 from contract import OPEN, SCHEMA, Settings, StoreError, age, now_ms, one_line
 from store import Store, is_unknown
-from xmsg import all_peers, direct_facts, display_name, is_live, route
+from xmsg import all_peers, direct_facts, display_name, is_live, route, take_spooled
 from sending import look_for_evidence
 
 HERE = os.path.dirname(os.path.realpath(__file__))
@@ -35,7 +35,7 @@ def examine(settings, environ):
               (_faults, settings)]
     if store:
         checks += [(_clock, store), (_rows, store, whole), (_sessions, store)]
-        checks += [(_hints, store), (_sweep, store)] if whole else []
+        checks += [(_spool, store), (_hints, store), (_sweep, store)] if whole else []
     for check, *subjects in checks:
         try:
             check(*subjects, note)
@@ -256,6 +256,15 @@ def _clock(store, note):
     right = ahead < 60000
     note("clock", right, "runs forward" if right else "the store holds times %s ahead of now" % age(ahead),
          "set the clock; waiting messages keep their time to live")
+
+
+def _spool(store, note):
+    import spool
+    take_spooled(store, os.environ)
+    left = spool.sessions(store.path, os.environ)
+    note("spool", True if not left else None, "nothing has been left in a sandbox's folder" if not left else
+         "messages from Codex's sandbox wait for a hook of %s" % ", ".join(left[:5]),
+         "they go with that session's next tool call; if this stays, confirm its hooks with /hooks")
 
 
 def _hints(store, note):

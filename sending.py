@@ -2,8 +2,8 @@
 import os
 import time
 
-from contract import (ENDED, IN_FLIGHT, NoSuchTarget, NotPossible, OUTCOME_STATES, StoreError, UsageError,
-                      WINDOWS, clean_body, now_ms, one_line)
+from contract import (ENDED, IN_FLIGHT, NoSuchTarget, NotPossible, OUTCOME_STATES, StoreError, StoreReadOnly,
+                      UsageError, WINDOWS, clean_body, now_ms, one_line)
 from store import holder_lives, is_unknown, myself, note_fault, shown_state
 from xmsg import claude_dirs, direct_facts, found_sessions, render, resolve, route, sender_identity, source_lines
 
@@ -14,20 +14,12 @@ def send(store, request, environ):
     request: target, body, label, ttl (seconds), priority, key, uid, replace, reply_to, force, direct, notification.
     note: why the row is where it is, for the receipt.
     """
-    settings = store.settings
-    sender = sender_identity(store, environ, request["label"], request["notification"])
-    body = clean_body(request["body"], settings.max_body_chars)
-    targets = resolve(store, request["target"], sender, request["force"])
-    if request["uid"] and len(targets) > 1:
-        raise UsageError("--uid names one message, and %s is %d sessions" % (request["target"], len(targets)))
-    reply_to = reply_uid(store, request["reply_to"], sender) if request["reply_to"] else None
-    if not request["force"]:
-        targets = reachable(store, targets, request["direct"])
     now = now_ms()
+    sender = sender_identity(store, environ, request["label"], request["notification"])
+    targets, messages = _prepare(store, request, sender, now)
     store.requeue_reserved(now)
     with store.transaction():
-        rows = [store.add(_message(request, sender, body, peer, reply_to, now), now, request["replace"])
-                for peer in targets]
+        rows = [store.add(message, now, request["replace"]) for message in messages]
     new = [(peer, row) for peer, row in zip(targets, rows) if row["created_at"] == now and row["state"] == "queued"]
     notes = deliver(store, new, sender, request["direct"])
     try:
@@ -35,6 +27,68 @@ def send(store, request, environ):
     except StoreError as error:  # the message is safe, and that is what the receipt says
         note_fault(store.settings, "sweep after send", error)
     return [(row, notes.get(row["id"], "the same request as before")) for row in rows]
+
+
+def _prepare(store, request, sender, now):
+    """The sessions that are meant, and what is to be queued for each; the store is only read."""
+    body = clean_body(request["body"], store.settings.max_body_chars)
+    targets = resolve(store, request["target"], sender, request["force"])
+    if request["uid"] and len(targets) > 1:
+        raise UsageError("--uid names one message, and %s is %d sessions" % (request["target"], len(targets)))
+    reply_to = reply_uid(store, request["reply_to"], sender) if request["reply_to"] else None
+    if not request["force"]:
+        targets = reachable(store, targets, request["direct"])
+    return targets, [_message(request, sender, body, peer, reply_to, now) for peer in targets]
+
+
+def send_from_sandbox(store, request, environ):
+    """Lets one message for every target out of Codex's sandbox, from where the store can only be read.
+
+    Returns (rows, line): they are as they will stand in the store, in the state `spooled`; line: what the caller must
+    print, where no file could be left. StoreReadOnly with the way out if no hook would take them.
+    """
+    import spool
+    now = now_ms()
+    sender = sender_identity(store, environ, request["label"], request["notification"])
+    thread, key = sender["session"], spool.read_key(store.path + ".key")
+    peer = store.peer(thread) if thread else None
+    if sender["host"] != "codex" or thread not in (environ.get("CODEX_THREAD_ID"), environ.get("CODEX_SESSION_ID")):
+        raise StoreReadOnly("inside Codex's sandbox a message can only come from the Codex thread itself; leave out "
+                            "--notification and XMSG_FROM_SESSION, or run this outside the sandbox")
+    if not key or not peer or not peer["hook_seen"]:
+        raise StoreReadOnly("nothing was sent: Codex's sandbox lets nothing write the store, and no hook of xmsg has "
+                            "run in this session that would take the message from here; confirm the hooks with /hooks "
+                            "in Codex (`xmsg install` adds them), or run this command outside the sandbox")
+    messages = [dict(message, created_at=now, replace=request["replace"], direct=request["direct"])
+                for message in _prepare(store, request, sender, now)[1]]
+    line = None
+    try:
+        spool.leave(store.path, environ, thread, key, messages)
+    except OSError as error:
+        line = spool.seal(key, messages)
+        if len(line) > spool.LONGEST_LINE:
+            raise StoreReadOnly("nothing was sent: this sandbox lets nothing be written (%s), and the message is too "
+                                "long to leave it as a line of output; send a shorter one, or run this command outside "
+                                "the sandbox" % error.strerror)
+    return [dict(message, id=None, state="spooled", state_at=now, window=None, detail="not yet in the store",
+                 confirmed_at=None, evidence=None) for message in messages], line
+
+
+def deliver_spooled(store, uids):
+    """Tries the direct windows of messages that a hook has taken from a sandbox, each target's in order."""
+    while uids:
+        batch, later = {}, []
+        for uid in uids:
+            row = store.by_uid(uid)
+            if row and row["state"] == "queued":
+                later.append(uid) if row["target"] in batch else batch.setdefault(row["target"], row)
+        rows, uids = list(batch.values()), later
+        peers = [(found_sessions(store).get(row["target"]) or store.peer(row["target"]), row) for row in rows]
+        # No process above this one is the sender's: what its host reports of itself proves nothing here.
+        for session in {row["sender_session"] for row in rows}:
+            sender = {"kind": "agent", "host": "codex", "session": session, "self": session, "process": None}
+            deliver(store, [(peer, row) for peer, row in peers if peer and row["sender_session"] == session],
+                    sender, True)
 
 
 def reachable(store, targets, direct):

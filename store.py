@@ -105,13 +105,14 @@ class Store:
 
     def __init__(self, settings, write=True, busy_seconds=2.0):
         self.settings, self.path, self.hints = settings, settings.db, settings.db + ".hints"
+        self.sandboxed = None  # what xmsg.in_sandbox() has found, once a command
         self.found = None  # what xmsg.found_sessions() has read of the hosts, once a command
         if write:
             self._prepare_files()
             self._connect(self.path, busy_seconds)
             self._migrate()
         elif os.path.exists(self.path):
-            self._check_file(self.path)
+            self._check_file(self.path, tighten=False)
             self._connect_read_only(busy_seconds)
         else:
             self._connect(":memory:", busy_seconds)
@@ -153,14 +154,14 @@ class Store:
         if status.st_mode & 0o077 and (tighten or os.path.basename(folder) == "agent-msg"):
             os.chmod(folder, 0o700)
 
-    def _check_file(self, path):
+    def _check_file(self, path, tighten=True):
         try:
             status = os.lstat(path)
         except FileNotFoundError:
             return
         if status.st_uid != os.geteuid() or status.st_mode & 0o022 or status.st_mode & 0o170000 != 0o100000:
             raise StoreRefused("%s is not a plain file that only you can write; look at it, then move it away" % path)
-        if status.st_mode & 0o077:
+        if status.st_mode & 0o077 and tighten:
             os.chmod(path, 0o600)
 
     def _connect(self, path, busy_seconds):
@@ -638,7 +639,8 @@ class Store:
 
     def loose_modes(self):
         """The files and folders of the store that others can read or write."""
-        paths = [self.path + suffix for suffix in ("", "-wal", "-shm", ".faults", ".faults.old", ".faults.shell")]
+        paths = [self.path + suffix for suffix in (
+            "", "-wal", "-shm", ".key", ".faults", ".faults.old", ".faults.shell")]
         paths.append(os.path.join(os.path.dirname(self.path), "python"))
         paths += [self.hints] + [os.path.join(self.hints, name) for name in ("mail", "peer", "live", "wake")]
         return [path for path in paths if os.path.exists(path) and os.stat(path).st_mode & 0o077]

@@ -42,7 +42,7 @@ take_head() {
 
 # True if Python would have nothing to do: the payload begins with exactly what was registered last, and no mail waits.
 nothing_to_do() {
-    local LC_ALL=C session prefix known=''
+    local LC_ALL=C session prefix spool known=''
     [[ $head == '{"session_id":"'* ]] || return 1
     session=${head:15:130}
     session=${session%%\"*}
@@ -54,6 +54,12 @@ nothing_to_do() {
     fi
     # These say or tell something every time: what the session is to watch, and its title.
     [[ $head != *SessionStart* && $head != *CwdChanged* && $head != *UserPromptSubmit* ]] || return 1
+    if [[ $host == codex ]]; then
+        # What left a sandbox: a file, or a line that a tool call printed, of which the payload's end may hold all.
+        [[ $head != *'"hook_event_name":"PostToolUse"'*xmsg* ]] || return 1
+        spool=xmsg-$EUID${db//\//%}/$session
+        [[ ! -e /tmp/$spool && ! -e ${TMPDIR:-/tmp}/$spool ]] || return 1
+    fi
     while IFS= read -r prefix; do
         [[ -n $prefix && $head == "$prefix"* ]] && known=1 && break
     done < "$hints/peer/$session"

@@ -18,9 +18,9 @@ import time
 
 from contract import (Ambiguous, BUDGETS, BadPayload, HOSTS, ITEM_CHARS, LONGEST_NAME, LONGEST_PAYLOAD,
                       NoSuchTarget, PHRASES, RESERVED_NAMES, RemoteError, SHORTEST_LABEL_ID, SHORTEST_PREFIX,
-                      STOPS_A_TURN, STOP_CONTEXT_SINCE, Settings, UsageError, WAITER_SECONDS, WATCH_DELAY,
-                      WINDOWS, age, clean_text, clip, is_label, is_session_id, name_key, neutralize, now_ms,
-                      one_line, phrase, quote_imitations)
+                      SPOOL_MARK, STOPS_A_TURN, STOP_CONTEXT_SINCE, Settings, StoreError, UsageError,
+                      WAITER_SECONDS, WATCH_DELAY, WINDOWS, age, clean_text, clip, is_label, is_session_id,
+                      name_key, neutralize, now_ms, one_line, phrase, quote_imitations)
 from store import Store, myself, note_fault, record_interpreter
 
 
@@ -111,6 +111,8 @@ def is_live(store, peer, now):
         return True
     if peer["successor"]:
         return False
+    if in_sandbox(store):
+        return now - store.seen_at(peer) < store.settings.peer_stale_seconds * 1000
     if peer["host"] == "codex":
         import codex_delivery
         home = codex_delivery.home_of(peer["transcript"])
@@ -122,6 +124,14 @@ def is_live(store, peer, now):
             return False
         return store.peers_of_process(peer["pid"], peer["pid_start"])[0]["session"] == peer["session"]
     return now - store.seen_at(peer) < store.settings.peer_stale_seconds * 1000
+
+
+def in_sandbox(store):
+    """Whether this process runs in Codex's sandbox, from where no process of a session can be seen."""
+    if store.sandboxed is None:
+        import spool
+        store.sandboxed = spool.sandboxed(os.environ)
+    return store.sandboxed
 
 
 def activity(peer):
@@ -503,15 +513,24 @@ def run_hook(settings, host, event, payload, stderr=None):
     call = parse_call(host, event, payload)
     if call is None:
         return
-    store = Store(settings, busy_seconds=1.0)
     try:
-        if call["shape"] == "wake":
-            if stderr:
-                wake_idle_session(store, call, stderr)
-        else:
-            _serve(store, call)
-    finally:
-        store.close()
+        store = Store(settings, busy_seconds=1.0)
+        try:
+            if call["subagent"]:
+                take_spooled(store, os.environ, call["session"], call["printed"])
+            elif call["shape"] == "wake":
+                if stderr:
+                    wake_idle_session(store, call, stderr)
+            else:
+                _serve(store, call)
+        finally:
+            store.close()
+    except StoreError:
+        if call["printed"]:  # which no later hook is given
+            import spool
+            for line in spool.marked_lines(call["printed"]):
+                spool.leave_line(settings.db, os.environ, call["session"], line)
+        raise
 
 
 def _serve(store, call):
@@ -523,6 +542,7 @@ def _serve(store, call):
         record_interpreter(store.settings)
     if store.settings.tty_banner and shown:
         banner(shown)
+    take_spooled(store, os.environ, session, call["printed"])
     # Another hook of this session may have registered something else meanwhile.
     if call["prefix"] and same_session(peer, store.peer(session)):
         store.remember_prefix(session, call["prefix"], same_session(peer, seen_before))
@@ -571,15 +591,18 @@ def _claude_or_codex_call(host, event, fields, payload):
     known = (host, event if event == "FileChanged" else told)
     # The fast path never sees what stands behind its prefix, so a title counts only in events that it leaves alone.
     title = _text(fields, "session_title") if told in ("SessionStart", "UserPromptSubmit") else ""
+    printed = fields.get("tool_response") if known == ("codex", "PostToolUse") else ""
+    printed = printed if isinstance(printed, str) and SPOOL_MARK in printed else ""
     # A subagent's tool call carries its parent's session id; what it is shown, the parent never sees.
-    if known not in WINDOWS or fields.get("agent_id") or fields.get("agent_type"):
+    subagent = bool(fields.get("agent_id") or fields.get("agent_type"))
+    if known not in WINDOWS or (subagent and not printed):
         return None
     return {"host": host, "event": told, "shape": WINDOWS[known], "session": _session(fields, "session_id"),
             "cwd": _path(fields.get("cwd")), "model": _text(fields, "model"), "title": title,
             "permission_mode": _text(fields, "permission_mode"), "source": _text(fields, "source"),
             "transcript": _path(fields.get("transcript_path")),
             "turn": _text(fields, "turn_id"), "stop_active": bool(fields.get("stop_hook_active")),
-            "prefix": registered_prefix(payload)}
+            "prefix": registered_prefix(payload), "subagent": subagent, "printed": printed}
 
 
 def _agy_call(event, fields):
@@ -595,7 +618,7 @@ def _agy_call(event, fields):
             "cwd": _path(folders[0] if isinstance(folders, list) and folders else None),
             "model": _text(fields, "modelName"), "title": "", "permission_mode": "", "source": "", "turn": "",
             "transcript": _path(fields.get("transcriptPath")),
-            "stop_active": spent or not ended_well, "prefix": None}
+            "stop_active": spent or not ended_well, "prefix": None, "subagent": False, "printed": ""}
 
 
 def _session(fields, key):
@@ -656,6 +679,25 @@ def register_session(store, call, now):
         before = [other for other in store.peers_of_process(pid, start)
                   if other["session"] != call["session"] and not other["successor"]]
     return store.register(peer, now, before[0] if before else None)
+
+
+def take_spooled(store, environ, own="", printed=""):
+    """Takes in what senders in a sandbox have left: this session's, and that of sessions which have no hook any more.
+
+    Then a process of its own tries the direct windows. printed: what a tool call of this session has printed.
+    """
+    import spool
+    if own and not os.path.exists(store.path + ".key"):
+        spool.make_key(store.path + ".key")
+    left = spool.sessions(store.path, environ)
+    if printed and own not in left:
+        left.append(own)
+    for session in left:
+        peer = store.peer(session)
+        if session == own or not peer or not is_live(store, peer, now_ms()):
+            uids = spool.take(store, environ, session, printed if session == own else "")
+            if uids:
+                spool.start_delivery(store.settings, uids)
 
 
 def same_session(peer, earlier):

@@ -16,11 +16,12 @@ MAY_IMPORT = {
     "contract": set(),
     "adoption": {"contract"},
     "store": {"contract", "host_process", "adoption"},
-    "xmsg": {"contract", "store", "host_process", "claude_delivery", "codex_delivery"},
-    "sending": {"contract", "store", "xmsg", "host_process", "claude_delivery", "codex_delivery", "transcripts"},
-    "doctor": {"contract", "store", "xmsg", "sending", "hook_install", "host_process", "claude_delivery",
+    "spool": {"contract", "store", "host_process"},
+    "xmsg": {"contract", "store", "spool", "host_process", "claude_delivery", "codex_delivery"},
+    "sending": {"contract", "store", "spool", "xmsg", "host_process", "claude_delivery", "codex_delivery", "transcripts"},
+    "doctor": {"contract", "store", "spool", "xmsg", "sending", "hook_install", "host_process", "claude_delivery",
                "codex_delivery"},
-    "command_line": {"contract", "store", "xmsg", "sending", "doctor", "hook_install"},
+    "command_line": {"contract", "store", "spool", "xmsg", "sending", "doctor", "hook_install"},
 }
 HOOK_PATH = ("contract", "store", "xmsg")
 HOOK_IMPORTS = {"os", "sys", "json", "sqlite3", "time"}
