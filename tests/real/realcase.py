@@ -85,16 +85,18 @@ class Gate:
 class RealCase(unittest.TestCase):
     """Tests in one home with xmsg's hooks; a subclass starts its hosts in set_up_hosts().
 
-    kinds: its hosts; versions: {kind: version}, set by per_version; environment: for all in the home.
+    kinds: its hosts; versions: {kind: version}, set by per_version; environment: for all in the home; folder: where
+    the home lies.
     """
 
-    kinds, versions, environment = (), None, {}
+    kinds, versions, environment, folder = (), None, {}, None
 
     @classmethod
     def setUpClass(cls):
         cls.opened = contextlib.ExitStack()
         atexit.register(cls.opened.close)  # also when the run is interrupted
-        base = cls.opened.enter_context(tempfile.TemporaryDirectory(prefix="rh", ignore_cleanup_errors=True))
+        base = cls.opened.enter_context(tempfile.TemporaryDirectory(prefix="rh", dir=cls.folder,
+                                                                       ignore_cleanup_errors=True))
         try:
             cls.home = cls.opened.enter_context(Home(base))
             cls.home.env.update(XMSG_LANG="en", **cls.environment)
