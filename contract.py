@@ -161,6 +161,15 @@ def now_ms():
     return int(time.time() * 1000)
 
 
+def spool_folders(db, environ):
+    """Where a sender in a sandbox may leave files for a store, best first; xmsg-hook.sh looks at the same places.
+
+    /tmp is the same for every process of a user, whatever a shell makes of TMPDIR; a sandbox may leave out either.
+    """
+    name, own = "xmsg-%d%s" % (os.geteuid(), db.replace("/", "%")), environ.get("TMPDIR", "").rstrip("/")
+    return [os.path.join(folder, name) for folder in (["/tmp", own] if own[:1] == "/" and own != "/tmp" else ["/tmp"])]
+
+
 # ---------------------------------------------------------------------------------------------------- settings
 
 # name, kind, default, (lowest, highest) or choices, help

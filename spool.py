@@ -12,7 +12,7 @@ import json
 import os
 import time
 
-from contract import HOSTS, SPOOL_MARK, UsageError, is_label, is_session_id, now_ms
+from contract import HOSTS, SPOOL_MARK, UsageError, is_label, is_session_id, now_ms, spool_folders
 from store import note_fault
 
 LONGEST_LINE = 9000  # characters; Codex keeps 10,000 bytes of what a command prints
@@ -127,15 +127,6 @@ def _is_message(message):
 
 # ---------------------------------------------------------------------------------------------------- files
 
-def folders(db, environ):
-    """Where files for this store may lie, best first; xmsg-hook.sh looks at the same places.
-
-    /tmp is the same for every process of a user, whatever a shell makes of TMPDIR; a sandbox may leave out either.
-    """
-    name, own = "xmsg-%d%s" % (os.geteuid(), db.replace("/", "%")), environ.get("TMPDIR", "").rstrip("/")
-    return [os.path.join(folder, name) for folder in (["/tmp", own] if own[:1] == "/" and own != "/tmp" else ["/tmp"])]
-
-
 def leave(db, environ, session, key, messages):
     """Leaves the messages in a file for the session's next hook. OSError if no folder takes one."""
     leave_line(db, environ, session, seal(key, messages))
@@ -144,7 +135,7 @@ def leave(db, environ, session, key, messages):
 def leave_line(db, environ, session, line):
     """Leaves a sealed line in a file, as it is."""
     fault = None
-    for folder in folders(db, environ):
+    for folder in spool_folders(db, environ):
         try:
             return _leave_in(folder, session, os.urandom(8).hex(), line.encode() + b"\n")
         except OSError as error:
@@ -208,7 +199,7 @@ def _is_private(folder):
 def sessions(db, environ):
     """The sessions for which files lie there."""
     found = []
-    for base in folders(db, environ):
+    for base in spool_folders(db, environ):
         try:
             found += [name for name in os.listdir(base)[:MOST_FILES] if is_session_id(name) and _is_private(base)]
         except OSError:
@@ -224,7 +215,7 @@ def take(store, environ, session, printed=""):
     Returns the uids of those that now wait and may go by a direct window. What is no message of this session is
     removed, and written down as a fault. StoreError leaves the files.
     """
-    files = [path for base in folders(store.path, environ) for path in _files(base, session)]
+    files = [path for base in spool_folders(store.path, environ) for path in _files(base, session)]
     lines = marked_lines(printed) if printed else []
     key = read_key(store.path + ".key") if files or lines else None
     if key is None:

@@ -20,7 +20,7 @@ from contract import (Ambiguous, BUDGETS, BadPayload, HOSTS, ITEM_CHARS, LONGEST
                       NoSuchTarget, PHRASES, RESERVED_NAMES, RemoteError, SHORTEST_LABEL_ID, SHORTEST_PREFIX,
                       SPOOL_MARK, STOPS_A_TURN, STOP_CONTEXT_SINCE, Settings, StoreError, UsageError,
                       WAITER_SECONDS, WATCH_DELAY, WINDOWS, age, clean_text, clip, is_label, is_session_id,
-                      name_key, neutralize, now_ms, one_line, phrase, quote_imitations)
+                      name_key, neutralize, now_ms, one_line, phrase, quote_imitations, spool_folders)
 from store import Store, myself, note_fault, record_interpreter
 
 
@@ -686,8 +686,11 @@ def take_spooled(store, environ, own="", printed=""):
 
     Then a process of its own tries the direct windows. printed: what a tool call of this session has printed.
     """
+    has_key = os.path.exists(store.path + ".key")
+    if has_key and not printed and not any(map(os.path.exists, spool_folders(store.path, environ))):
+        return  # as nearly always, and without another module
     import spool
-    if own and not os.path.exists(store.path + ".key"):
+    if own and not has_key:
         spool.make_key(store.path + ".key")
     left = spool.sessions(store.path, environ)
     if printed and own not in left:

@@ -40,7 +40,7 @@ class Sandbox(HomeCase):
 
     @property
     def folders(self):
-        return spool.folders(self.home.db, self.home.env)
+        return contract.spool_folders(self.home.db, self.home.env)
 
     def forget_folders(self):
         for folder in self.folders:

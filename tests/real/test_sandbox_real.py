@@ -15,6 +15,7 @@ from model_server import directive, say, shell
 from realcase import PROJECT, WRAPPER, XMSG, RealCase, context_of, install_xmsg, per_version, xmsg
 
 sys.path.append(str(PROJECT))
+import contract  # noqa: E402
 import spool  # noqa: E402
 
 MODES = ("workspace-write", "read-only")
@@ -26,7 +27,7 @@ class InASandbox(RealCase):
     @classmethod
     def set_up_hosts(cls):
         cls.db = str(cls.home.home / ".local/share/agent-msg/messages.sqlite3")
-        for folder in spool.folders(cls.db, cls.home.env):
+        for folder in contract.spool_folders(cls.db, cls.home.env):
             cls.opened.callback(shutil.rmtree, folder, True)
 
     @classmethod
