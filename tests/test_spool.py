@@ -161,6 +161,8 @@ class ASender(Sandbox):
         self.assertEqual("spooled", json.loads(done.stdout)["messages"][0]["state"])
         self.tool(tool_response=done.stdout + done.stderr)
         self.assertEqual([("hello", "codex", BOB, ADA, "queued")], self.rows())
+        self.tool(tool_response={"output": self.inside("send", "ada", "again").stderr})
+        self.assertEqual(2, len(self.rows()))
 
     def test_whose_output_goes_elsewhere_is_told_that_nothing_was_sent(self):
         self.block(*self.folders)
