@@ -295,7 +295,7 @@ def _dispatch(arguments):
         # These two help to mend a bad setting.
         return run(options, Settings(os.environ, [] if name in ("doctor", "settings") else None), print)
     except XmsgError as error:
-        return _report_error(error, json_wanted)
+        return _report_error(_as_seen_inside(error, name), json_wanted)
     except OSError:
         raise
     except Exception as error:
@@ -303,6 +303,15 @@ def _dispatch(arguments):
             raise
         return _report_error(XmsgError("unexpected %s: %s (XMSG_NO_FAILOPEN=1 shows where)"
                                        % (type(error).__name__, error)), json_wanted)
+
+
+def _as_seen_inside(error, name):
+    """The error, where no change of modes would help; `send` has its own words."""
+    if isinstance(error, StoreReadOnly) and name != "send":
+        import spool
+        if spool.sandboxed(os.environ):
+            return StoreReadOnly("Codex's sandbox lets nothing write the store; run `xmsg %s` outside of it" % name)
+    return error
 
 
 def _report_error(error, json_wanted):

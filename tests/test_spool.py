@@ -480,6 +480,10 @@ class ReportsInside(Sandbox):
                 self.assertIn("would queue", self.inside("send", "ada", "x", "--dry-run").stdout)
             self.assertEqual(before, self.tree())
 
+    def test_are_all_that_works_inside_besides_sending(self):
+        for command in (("name", ".", "bob"), ("cancel", "1"), ("inbox", "--take")):
+            self.assertIn("run `xmsg %s` outside" % command[0], self.inside(*command, status=5).stderr)
+
     def test_leave_a_loose_mode_as_it_is(self):
         os.chmod(self.home.db, 0o644)
         with self.read_only():
