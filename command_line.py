@@ -242,12 +242,12 @@ The first message: `xmsg list` shows who is there, `xmsg send NAME "text"` sends
 by itself. Nobody has to poll. `xmsg outbox` says what became of what you sent. `xmsg COMMAND --help` explains each.
 
 exit status: 0 delivered, held or queued; 1 unexpected; 2 usage; 3 no such target; 4 ambiguous; 5 store; 6 UNKNOWN;
-7 refused, or too late to cancel; 8 another machine"""
+7 refused, or no longer possible; 8 another machine"""
 
 
 def main(arguments):
     """The command line. Returns the exit status; the only place that prints and catches errors."""
-    os.umask(0o077)
+    umask = os.umask(0o077)
     if not os.environ.get("HOME"):  # set but empty, ~ would be the root of the file system
         os.environ.pop("HOME", None)
         if os.path.isabs(os.path.expanduser("~")):
@@ -258,7 +258,7 @@ def main(arguments):
     try:
         status = _dispatch([clean_text(argument) for argument in arguments])
         sys.stdout.flush()
-        return status
+        return status if isinstance(status, int) else _become(status, umask)
     except OSError as error:  # most likely the output cannot be written
         if not isinstance(error, BrokenPipeError):
             sys.stderr.write("xmsg: cannot go on: %s\n" % (error.strerror or error))
@@ -266,6 +266,18 @@ def main(arguments):
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _become(argv, umask):
+    """This process goes on as another program, as if it had been started in our place. Returns only if it cannot."""
+    import signal
+    os.umask(umask)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and a program would inherit that
+    sys.stderr.flush()
+    try:
+        os.execvp(argv[0], argv)
+    except OSError as error:
+        return _report_error(XmsgError("cannot run %s: %s" % (argv[0], error.strerror)), False)
 
 
 def _dispatch(arguments):
@@ -291,7 +303,8 @@ def _dispatch(arguments):
         parser = _parser(name, about)
         add_arguments(parser)
         # argparse takes options between positionals, or a text behind --, but not both.
-        options = parser.parse_args(rest) if "--" in rest else parser.parse_intermixed_args(rest)
+        plain = "--" in rest or name == "history"  # nor does it take them with actions
+        options = parser.parse_args(rest) if plain else parser.parse_intermixed_args(rest)
         # These two help to mend a bad setting.
         return run(options, Settings(os.environ, [] if name in ("doctor", "settings") else None), print)
     except XmsgError as error:
@@ -927,6 +940,214 @@ def withdraw_probe(store, row):
     return row
 
 
+def _history_arguments(parser):
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for action, about in (("list", "the newest sessions, of all providers"),
+                          ("resume", "go on with a session, in its folder, with its provider and model"),
+                          ("export", "a session as Markdown, for a person or another model to read")):
+        one = actions.add_parser(action, help=about, description=about[0].upper() + about[1:] + ".", allow_abbrev=False)
+        _history_options(one, action)
+
+
+def _history_options(parser, action):
+    import argparse
+    parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON, errors too")
+    if action != "list":
+        parser.add_argument("target", nargs="?", metavar="TARGET", default="",
+                            help="a full id, an exact name, or a unique start of an id; none: choose on the terminal")
+    parser.add_argument("--provider", metavar="P", default="", help="only this provider's")
+    parser.add_argument("--query", metavar="TEXT", default="", help="only with this in name, text, id, model or folder")
+    parser.add_argument("--cwd", metavar="D", default="", help="only those of this folder or below")
+    parser.add_argument("--include-archived", action="store_true", help="archived ones too")
+    parser.add_argument("--include-non-interactive", action="store_true",
+                        help="those of `codex exec` and of subagents too")
+    parser.add_argument("--limit", type=int, default=50, metavar="N", help="the newest N (50)")
+    parser.add_argument("--backend", choices=("auto", "app-server", "sqlite"), default="auto",
+                        help="whom to ask: the running app-server, else Codex's own database (read-only)")
+    parser.add_argument("--home", metavar="H", default="", help="another CODEX_HOME")
+    if action == "resume":
+        parser.add_argument("--switch-provider", metavar="P", default="",
+                            help="with --model: go on at another provider, which gets the whole history")
+        parser.add_argument("--model", metavar="M", default="", help="another model")
+        parser.add_argument("--dry-run", action="store_true", help="print the command; run nothing")
+    elif action == "export":
+        parser.add_argument("--full", action="store_true", help="long tool calls and results whole, and the reasoning "
+                                                                "that Codex shows")
+        parser.add_argument("--redact", action="store_true", help="mask well-known shapes of secrets")
+        parser.add_argument("--output", metavar="FILE", help="write it there, whole or not at all; default: print it")
+
+
+def run_history(options, settings, out):
+    """Returns the argument list of the program to become, for a `resume` that may go ahead."""
+    import codex_delivery
+    home = os.path.abspath(os.path.expanduser(options.home) if options.home else codex_delivery.codex_home(os.environ))
+    if options.limit < 1:
+        raise UsageError("--limit is 1 or more")
+    if options.action == "list":
+        return _history_list(home, options, out)
+    if options.action == "resume":
+        return _history_resume(home, options, settings, out)
+    return _history_export(home, options, out)
+
+
+def _ask_history(home, options, question):
+    """(answer, backend); a backend that could not be asked is named aloud."""
+    import codex_history
+    answer, backend, fault = codex_history.ask(home, options.backend, question)
+    if fault:
+        sys.stderr.write("xmsg: the app-server was not asked (%s); this is from Codex's own database\n"
+                         % one_line(fault))
+    return answer, backend
+
+
+def _newest_history(home, options, index):
+    import codex_history
+    return codex_history.newest(index, home, options.limit, options.include_archived, options.include_non_interactive,
+                                options.provider, options.query, options.cwd)
+
+
+def _history_list(home, options, out):
+    (records, more), backend = _ask_history(home, options, lambda index: _newest_history(home, options, index))
+    if options.json:
+        print_json({"backend": backend, "more": more, "sessions": [
+            dict(record, updated_at=iso(record["updated_at"] * 1000)) for record in records]}, out)
+        return 0
+    for line in history_lines(records, now_ms()):
+        out(line)
+    if more:
+        sys.stderr.write("xmsg: there are older ones; --limit N shows more, --query TEXT searches\n")
+    return 0
+
+
+def history_lines(records, now):
+    if not records:
+        return ["no session fits; --include-archived and --include-non-interactive show more"]
+    return table(["SEEN", "SESSION", "NAME", "PROVIDER/MODEL", "STATE", "FOLDER"], [
+        [age(now - record["updated_at"] * 1000), record["session"], _history_name(record),
+         "%s/%s" % (record["provider"] or "-", record["model"] or "-"),
+         "archived" if record["archived"] else record["status"], record["cwd"]] for record in records], [2, 3, 5])
+
+
+def _history_name(record):
+    """What a person knows a session by: its name, else how it began."""
+    return clip(record["name"] or record["preview"].strip() or "-", 40)
+
+
+def _history_target(home, options):
+    """The session that was named, or is chosen on the terminal."""
+    import codex_history
+    if options.target:
+        return _ask_history(home, options, lambda index: codex_history.find(index, home, options.target))[0]
+    if not (os.isatty(0) and os.isatty(2)):
+        raise UsageError("name a session; nothing is chosen without a terminal")
+    (records, _), _ = _ask_history(home, options, lambda index: _newest_history(home, options, index))
+    if not records:
+        raise NoSuchTarget("no session fits")
+    return _choose(records)
+
+
+def _choose(records):
+    """One of the sessions, by fzf where there is one, else by number. KeyboardInterrupt if none is."""
+    import shutil
+    import subprocess
+    lines = history_lines(records, now_ms())
+    fzf = shutil.which("fzf")
+    if fzf:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("FZF_")}
+        entries = "".join("%d\t%s\n" % entry for entry in enumerate(lines[1:]))
+        done = subprocess.run([fzf, "--delimiter=\t", "--with-nth=2..", "--no-multi", "--tiebreak=index"], env=clean,
+                              input=entries.encode(), stdout=subprocess.PIPE)
+        answer = done.stdout.decode("utf-8", "replace").partition("\t")[0]
+    else:
+        for number, line in enumerate(lines):
+            sys.stderr.write("%3s  %s\n" % (number or "", line))
+        sys.stderr.write("number: ")
+        sys.stderr.flush()
+        answer = sys.stdin.readline().strip()
+        answer = str(int(answer) - 1) if answer.isascii() and answer.isdigit() and len(answer) < 9 else answer
+    if not answer:
+        raise KeyboardInterrupt
+    if not (answer.isdigit() and int(answer) < len(records)):
+        raise UsageError("no number of the list: %s" % answer)
+    return records[int(answer)]
+
+
+def _history_resume(home, options, settings, out):
+    import codex_delivery
+    import codex_history
+    import shlex
+    if options.switch_provider and not options.model:
+        raise UsageError("--switch-provider needs --model: another provider has other models")
+    record = _history_target(home, options)
+    _refuse_registered(settings, record["session"])
+    argv, warnings = codex_history.resume_plan(home, record, os.environ, options.switch_provider, options.model)
+    same_home = home == os.path.abspath(codex_delivery.codex_home(os.environ))
+    if options.json:
+        return print_json({"argv": argv, "env": {"CODEX_HOME": home}, "warnings": warnings}, out) or 0
+    for warning in warnings:
+        sys.stderr.write("xmsg: %s\n" % one_line(warning))
+    if options.dry_run:
+        out(shlex.join(argv if same_home else ["env", "CODEX_HOME=" + home] + argv))
+        return 0
+    if not (os.isatty(0) and os.isatty(1)):
+        raise UsageError("Codex needs a terminal; --dry-run prints the command")
+    if options.switch_provider and options.switch_provider != record["provider"]:
+        sys.stderr.write("go on? [y/N] ")
+        sys.stderr.flush()
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            raise KeyboardInterrupt
+    if not same_home:
+        os.environ["CODEX_HOME"] = home
+    return argv
+
+
+def _refuse_registered(settings, session):
+    store = Store(settings, write=False)
+    peer = store.peer(session)
+    # Without a process a session counts as live by its age, which proves nothing here.
+    if peer and peer["pid"] and is_live(store, peer, now_ms()):
+        raise NotPossible("%s is open: `xmsg list` shows it, process %d" % (session, peer["pid"]))
+
+
+def _history_export(home, options, out):
+    import codex_history
+    record = _history_target(home, options)
+    with codex_history.open_rollout(home, record["rollout"]) as rollout:
+        pieces = codex_history.markdown(rollout, options.full, options.redact)
+        if not options.output:
+            sys.stdout.writelines(pieces)
+            return 0
+        path = write_whole(os.path.expanduser(options.output), pieces)
+    if options.json:
+        print_json({"session": record["session"], "output": path}, out)
+    else:
+        out("written to %s" % path)
+    return 0
+
+
+def write_whole(path, pieces):
+    """Writes a file of this user's alone, which has its name only once it is whole. Returns the full path."""
+    path = os.path.abspath(path)
+    if os.path.lexists(path) and not os.path.islink(path) and not os.path.isfile(path):
+        raise UsageError("%s is no plain file" % path)
+    folder, name = os.path.split(path)
+    partial = os.path.join(folder, ".%s.%d.partial" % (name[:100], os.getpid()))
+    try:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            with open(descriptor, "w", encoding="utf-8", newline="") as file:
+                file.writelines(pieces)
+                file.flush()
+                os.fsync(descriptor)
+            os.replace(partial, path)
+        except BaseException:
+            os.unlink(partial)
+            raise
+    except OSError as error:
+        raise XmsgError("cannot write %s: %s" % (path, error.strerror)) from None
+    return path
+
+
 def run_demo(options, settings, out):
     """Two pretend sessions in a store of their own, through the real hook and the real command line."""
     import shutil
@@ -993,6 +1214,7 @@ COMMANDS = {
     "find": (_find_arguments, run_find, "search the sessions, ended ones too"),
     "install": (_install_arguments, run_install, "add the hook entries to the hosts' configuration"),
     "uninstall": (_install_arguments, run_uninstall, "take exactly these entries away again"),
+    "history": (_history_arguments, run_history, "past Codex sessions: list, resume, export"),
     "doctor": (_doctor_arguments, run_doctor, "what works, what does not, and what to do about it"),
     "settings": (_settings_arguments, run_settings, "the environment variables, their values and meaning"),
     "demo": (_no_arguments, run_demo, "the whole way of a message, with two pretend sessions"),

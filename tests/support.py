@@ -241,7 +241,7 @@ class CommandServer:
 import json, os, sys, tempfile
 sys.path.append(sys.argv[1])
 import argparse, calendar, shutil, subprocess, unicodedata
-import claude_delivery, codex_delivery, host_process, transcripts
+import app_server, claude_delivery, codex_delivery, codex_history, host_process, transcripts
 from command_line import main
 for line in sys.stdin.buffer:
     job = json.loads(line)
@@ -645,8 +645,8 @@ def environ(**values):
             os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
 
 
-def on_a_terminal(home, command, columns=80, rows=24, env=(), seconds=20):
-    """(status, bytes) of a command that runs with a terminal of this size as its standard streams."""
+def on_a_terminal(home, command, columns=80, rows=24, env=(), seconds=20, keys=b"", umask=-1):
+    """(status, bytes) of a command that runs with a terminal of this size as its standard streams. keys: typed ahead."""
     import fcntl
     import pty
     import struct
@@ -654,8 +654,9 @@ def on_a_terminal(home, command, columns=80, rows=24, env=(), seconds=20):
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, cwd=home.folder, start_new_session=True,
-                               env=dict({"TERM": "xterm-256color"}, **dict(home.env, **dict(env))))
+                               env=dict({"TERM": "xterm-256color"}, **dict(home.env, **dict(env))), umask=umask)
     os.close(slave)
+    os.write(master, keys)
     out, deadline = b"", time.monotonic() + seconds * PATIENCE
     try:
         while True:

@@ -11,6 +11,7 @@ MAY_IMPORT = {
     "app_server": set(),
     "claude_delivery": {"host_process"},
     "codex_delivery": {"host_process", "app_server"},
+    "codex_history": {"contract", "app_server", "codex_delivery"},
     "transcripts": {"host_process"},
     "hook_install": {"host_process"},
     "contract": set(),
@@ -21,11 +22,12 @@ MAY_IMPORT = {
     "sending": {"contract", "store", "spool", "xmsg", "host_process", "claude_delivery", "codex_delivery", "transcripts"},
     "doctor": {"contract", "store", "spool", "xmsg", "sending", "hook_install", "host_process", "claude_delivery",
                "codex_delivery"},
-    "command_line": {"contract", "store", "spool", "xmsg", "sending", "doctor", "hook_install"},
+    "command_line": {"contract", "store", "spool", "xmsg", "sending", "doctor", "hook_install", "codex_delivery",
+                     "codex_history"},
 }
 HOOK_PATH = ("contract", "store", "xmsg")
 HOOK_IMPORTS = {"os", "sys", "json", "sqlite3", "time"}
-SQL_FILES = {"store", "adoption", "codex_delivery"}  # the last reads Codex's own database
+SQL_FILES = {"store", "adoption", "codex_delivery", "codex_history"}  # the last two read Codex's own databases
 
 
 def tree(module):
