@@ -194,6 +194,8 @@ SETTINGS = (
     ("XMSG_LANG", "choice", "", ("", "en", "zh"), "the language of source lines; default: from the locale"),
     ("XMSG_TTY_BANNER", "flag", "0", None, "`1`: a hook that delivers also writes one line to the session's terminal"),
     ("XMSG_NO_FAILOPEN", "flag", "0", None, "`1`: a hook lets its faults through; only to prove that it catches them"),
+    ("XMSG_AGY_PRESENCE_DIR", "path", "", None,
+     "where agy keeps its presence locks; default: `~/.gemini/antigravity-cli/presence`"),
     ("XMSG_PROC_ROOT", "path", "", None, "read in place of /proc; for tests"),
 )
 

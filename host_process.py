@@ -108,6 +108,80 @@ def processes():
     return [int(word) for word in _ps("pid=").split() if word.isdigit()]
 
 
+def flock_holders():
+    """{inode: [(device, pid)]} of all flocks that are held for writing; None where the system does not list them.
+
+    Looked up and never probed: even a moment's lock of ours could make a host fail to take its own.
+    """
+    try:
+        with open(_proc() + "/locks") as file:
+            lines = file.read(4 << 20).splitlines()
+    except (OSError, ValueError):
+        return None
+    holders = {}
+    for line in lines:
+        fields = line.split()
+        # "1: FLOCK ADVISORY WRITE 4711 fe:00:1234 0 EOF"; a line with "->" waits and holds nothing.
+        if len(fields) >= 6 and fields[1] == "FLOCK" and fields[3] == "WRITE" and fields[4].isdigit():
+            device, _, inode = fields[5].rpartition(":")
+            holders.setdefault(inode, []).append((device, int(fields[4])))
+    return holders
+
+
+def flock_holder(path, holders=None):
+    """The pid that holds a file's flock, 0 for nobody or no file, None if that cannot be known.
+
+    By inode, whatever path leads there. holders: what flock_holders() gave, for many files.
+    """
+    try:
+        status = os.stat(path)
+    except OSError:
+        return 0
+    if not _has_proc():
+        return _lsof(path)
+    holders = flock_holders() if holders is None else holders
+    if holders is None:
+        return None
+    unsure = None
+    for device, pid in holders.get(str(status.st_ino), ()):
+        if device == "%02x:%02x" % (os.major(status.st_dev), os.minor(status.st_dev)):
+            return pid
+        # btrfs and overlayfs list another device than stat tells: then the holder's own descriptors decide.
+        opened = _has_open(pid, status)
+        if opened:
+            return pid
+        unsure = opened is None or unsure
+    return None if unsure else 0
+
+
+def _has_open(pid, status):
+    """Whether a process has this very file open, None if it does not let us see."""
+    folder = "%s/%d/fd" % (_proc(), pid)
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return None
+    for name in names:
+        try:
+            if os.path.samestat(os.stat(os.path.join(folder, name)), status):
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def _lsof(path):
+    """Who has a file open that only a lock's holder keeps open, where there is no /proc; None without `lsof`."""
+    import subprocess
+    try:
+        done = subprocess.run(["lsof", "-t", "--", path], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.DEVNULL, timeout=5)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    words = done.stdout.split()
+    return int(words[0]) if words and words[0].isdigit() else 0
+
+
 def identify(pid):
     """The Host that this process is, None if it is none.
 

@@ -95,7 +95,9 @@ def reachable(store, targets, direct):
     """The targets that a hook or a direct window can reach. NoSuchTarget with the reason if there is none."""
     reasons, able = [], []
     for peer in targets:
-        reason = None if peer["hook_seen"] else route(direct_facts(store, peer, direct))[1]
+        # agy reads its hooks anew at each turn, so they run in a session that none has told of yet.
+        hooks = peer["hook_seen"] or peer["host"] == "agy" and store.hook_last_seen("agy")
+        reason = None if hooks else route(direct_facts(store, peer, direct))[1]
         if reason:
             reasons.append("%s (%s)" % (peer["session"], reason))
         else:
@@ -270,8 +272,7 @@ def look_for_evidence(store, targets, seconds=1.0):
         rows = [row for row in store.unproven(target) if row["state"] not in IN_FLIGHT or not holder_lives(row)]
         if not peer or not rows or time.monotonic() > deadline:
             continue
-        path = peer["transcript"] or transcripts.transcript_path(
-            peer["host"], target, _transcript_roots(peer), peer["cwd"])
+        path = _transcript(peer)
         if not path:
             continue
         result = transcripts.evidence(peer["host"], path, [_wanted(store, row) for row in rows],
@@ -285,13 +286,21 @@ def look_for_evidence(store, targets, seconds=1.0):
     return settled
 
 
+def _transcript(peer):
+    """The path of a session's transcript, "" if there is none."""
+    import transcripts
+    return peer["transcript"] or transcripts.transcript_path(
+        peer["host"], peer["session"], _transcript_roots(peer), peer["cwd"]) or ""
+
+
 def _transcript_roots(peer):
     if peer["host"] == "claude":
         return claude_dirs(peer)
     if peer["host"] == "codex":
         import codex_delivery
         return [codex_delivery.codex_home(os.environ)]
-    return [os.path.expanduser("~/.gemini/antigravity-cli")]
+    import agy_delivery
+    return [agy_delivery.data_dir(os.environ)]
 
 
 def _wanted(store, row):

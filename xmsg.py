@@ -61,9 +61,11 @@ def _shared_root(dot_git):
 def found_sessions(store):
     """The open sessions that the hosts themselves tell of, as {session: peer's row}, registered or not.
 
-    Claude Code's registry of its processes, and the threads that Codex holds open. Read once a command.
+    Claude Code's registry of its processes, the threads that Codex holds open, and agy's conversations. Read once a
+    command.
     """
     if store.found is None:
+        import agy_delivery
         import claude_delivery
         import codex_delivery
         store.found = {}
@@ -74,7 +76,16 @@ def found_sessions(store):
         for thread in codex_delivery.open_threads(codex_delivery.codex_home(os.environ)):
             _add_found(store, "codex", thread["session"], title=thread["name"], cwd=thread["cwd"],
                        model=thread["model"])
+        for found in agy_delivery.open_sessions(presence_folder(store), agy_delivery.data_dir(os.environ)):
+            if is_session_id(found["session"]):
+                _add_found(store, "agy", found.pop("session"), **found)
     return store.found
+
+
+def presence_folder(store):
+    """Where agy keeps its presence locks."""
+    import agy_delivery
+    return store.settings.agy_presence_dir or os.path.join(agy_delivery.data_dir(os.environ), "presence")
 
 
 def _add_found(store, host, session, **facts):
@@ -102,9 +113,9 @@ def all_peers(store):
 def is_live(store, peer, now):
     """Whether a session is open, by fact where there is one.
 
-    A Codex thread is open while somebody holds its writer lock. A host process holds one session at a time, the one
-    that was registered last. Where no fact is to be had, a session counts as live for XMSG_PEER_STALE_SECONDS after its
-    last sign.
+    A Codex thread is open while somebody holds its writer lock, a conversation of agy its presence lock. A host process
+    holds one session at a time, the one that was registered last. Where no fact is to be had, a session counts as live
+    for XMSG_PEER_STALE_SECONDS after its last sign.
     """
     import host_process
     if store.found and peer["session"] in store.found:
@@ -117,6 +128,11 @@ def is_live(store, peer, now):
         import codex_delivery
         home = codex_delivery.home_of(peer["transcript"])
         held = codex_delivery.writer(home, peer["session"]) if home else None
+        if held is not None:
+            return bool(held)
+    if peer["host"] == "agy":
+        import agy_delivery
+        held = agy_delivery.presence(presence_folder(store), peer["session"])
         if held is not None:
             return bool(held)
     if peer["pid"]:
@@ -136,6 +152,11 @@ def in_sandbox(store):
 
 def activity(peer):
     """What an open session does: idle, busy or waiting (a dialog is open), unknown where its host does not tell."""
+    if peer["host"] == "agy":
+        import agy_delivery
+        data = agy_delivery.data_dir_of(peer["transcript"]) or agy_delivery.data_dir(os.environ)
+        known = agy_delivery.conversations(data, [peer["session"]])
+        return known.get(peer["session"], {"activity": "unknown"})["activity"]
     if peer["host"] != "claude" or not peer["pid"]:
         return "unknown"
     import claude_delivery
@@ -333,7 +354,25 @@ def _matches(store, word, host, now):
             return begun
     # A label that a sender gave itself (XMSG_FROM) leads back to it as well.
     signed = present(store.sessions_of_label(word))
-    return [peer for peer in signed if is_live(store, peer, now)] or signed
+    return [peer for peer in signed if is_live(store, peer, now)] or signed or of_host(_kept_by_agy(store, word))
+
+
+def _kept_by_agy(store, word):
+    """The conversations of agy that a word means, of those that no hook has told of: any that it keeps can be woken."""
+    import agy_delivery
+    blank = dict.fromkeys(("name", "name_key", "project", "model", "permission_mode", "transcript"), "")
+    data, peers = agy_delivery.data_dir(os.environ), []
+    for session, facts in agy_delivery.conversations(data).items():
+        title = one_line(clean_text(facts["title"]))[:LONGEST_NAME]
+        begins = len(word) >= SHORTEST_PREFIX and session.startswith(word)
+        if not (begins or name_key(title) == name_key(word)) or not is_session_id(session) or store.peer(session):
+            continue
+        if agy_delivery.has_conversation(data, session):
+            peers.append(dict(blank, session=session, host="agy", title=title, title_key=name_key(title),
+                              cwd=clean_text(facts["cwd"]), pid=None, pid_start=None, successor=None, first_seen=0,
+                              last_seen=0, hook_seen=None))
+    full = [peer for peer in peers if peer["session"] == word]
+    return full or [peer for peer in peers if peer["title_key"] == name_key(word)] or peers
 
 
 def _group(store, spec, host, sender, now):
@@ -536,6 +575,8 @@ def run_hook(settings, host, event, payload, stderr=None):
 def _serve(store, call):
     now, session = now_ms(), call["session"]
     seen_before = store.peer(session)
+    if call["host"] == "agy" and (call["turn_begins"] or call["event"] == "Stop"):
+        _add_summary(call)
     peer = register_session(store, call, now)
     shown = show_mail(store, call, now, write_json)
     if call["event"] == "SessionStart":
@@ -618,7 +659,14 @@ def _agy_call(event, fields):
             "cwd": _path(folders[0] if isinstance(folders, list) and folders else None),
             "model": _text(fields, "modelName"), "title": "", "permission_mode": "", "source": "", "turn": "",
             "transcript": _path(fields.get("transcriptPath")),
+            "turn_begins": event == "PreInvocation" and not _count(fields, "invocationNum"),
             "stop_active": spent or not ended_well, "prefix": None, "subagent": False, "printed": ""}
+
+
+def _count(fields, key):
+    """A whole number of a payload, 0 where it is left out, as protojson leaves out every 0."""
+    value = fields.get(key)
+    return value if isinstance(value, int) else 0
 
 
 def _session(fields, key):
@@ -701,6 +749,16 @@ def take_spooled(store, environ, own="", printed=""):
             uids = spool.take(store, environ, session, printed if session == own else "")
             if uids:
                 spool.start_delivery(store.settings, uids)
+
+
+def _add_summary(call):
+    """What agy's own summaries say of a session and no payload does: its title, and the folder of `agy -p`."""
+    import agy_delivery
+    data = agy_delivery.data_dir_of(call["transcript"])
+    known = agy_delivery.conversations(data, [call["session"]]) if data else {}
+    if call["session"] in known:
+        call["title"], folder = known[call["session"]]["title"], known[call["session"]]["cwd"]
+        call["cwd"] = call["cwd"] or folder
 
 
 def same_session(peer, earlier):

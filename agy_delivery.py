@@ -1,0 +1,147 @@
+"""Antigravity (agy): who is open and what it is called.
+
+Read-only towards agy's own files. An open conversation is told by the lock that agy holds on
+`presence/<conversation>.lock`, which stays behind unlocked when agy leaves; the file itself says nothing. The facts are
+those of public reports on agy 1.0 to 1.3 and of the published engine, since no registry ships the program.
+"""
+import os
+
+import host_process
+
+MOST_CONVERSATIONS = 5000
+LONGEST_TITLE = 1000
+
+
+# ---- what is open, and what it is called -----------------------------------------------------------------------------
+
+def data_dir(environ):
+    """Where the command line program keeps its data; HOME alone decides."""
+    return os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".gemini", "antigravity-cli")
+
+
+def data_dir_of(transcript):
+    """The data directory that a transcript `<data>/brain/<id>/.system_generated/logs/<file>` lies in, else None."""
+    parts = (transcript or "").split("/")
+    return "/".join(parts[:-5]) if len(parts) > 5 and parts[-5] == "brain" else None
+
+
+def presence(folder, conversation):
+    """The pid that holds a conversation open, 0 if nobody does, None if that cannot be known.
+
+    No lock file: an agy that takes no lock may run, or the conversation may be one of Antigravity's other programs.
+    """
+    path = os.path.join(folder, conversation + ".lock")
+    return host_process.flock_holder(path) if os.path.exists(path) else None
+
+
+def attached(folder, conversation):
+    """presence(), and a process that was started for the conversation counts before it has taken its lock.
+
+    `agy -p` takes it some seconds after its start, the terminal interface at the first prompt. Where no agy runs at
+    all, nobody has it open.
+    """
+    holder, running = presence(folder, conversation), list(_processes())
+    named = {prefix + conversation for prefix in ("", "-conversation=", "--conversation=")}
+    for pid, words in running:
+        if not holder and named.intersection(words):
+            return pid
+    return holder if running else holder or 0
+
+
+def has_conversation(data, conversation):
+    """Whether the program keeps a conversation. For one that it does not know it would begin another one."""
+    return any(os.path.exists(os.path.join(data, "conversations", conversation + ending)) for ending in (".db", ".pb"))
+
+
+def _processes():
+    """(pid, arguments) of each agy of this user that runs."""
+    for pid in host_process.processes():
+        words = host_process.arguments(pid)
+        if any(os.path.basename(word) == "agy" for word in words[:2]) and host_process.owner(pid) == os.geteuid():
+            host = host_process.identify(pid)
+            if host and host.kind == "agy":
+                yield pid, words
+
+
+def open_sessions(folder, data):
+    """The conversations that somebody holds open, as dicts: session, pid, pid_start, title, cwd; [] where that cannot
+    be known."""
+    held = _held(folder)
+    known = conversations(data, held) if held else {}
+    return [dict({key: known.get(conversation, {}).get(key, "") for key in ("title", "cwd")}, session=conversation,
+                 pid=pid, pid_start=host_process.start_time(pid)) for conversation, pid in held.items()]
+
+
+def _held(folder):
+    """{conversation: pid} by the locks that are held."""
+    holders = host_process.flock_holders()
+    if not holders:
+        return {}
+    found = {}
+    try:
+        with os.scandir(folder) as entries:
+            # Only files whose inode holds a lock are looked at: agy never removes one.
+            held = [entry.name for entry in entries if str(entry.inode()) in holders]
+    except OSError:
+        return {}
+    for name in held:
+        conversation, ending = os.path.splitext(name)
+        pid = ending == ".lock" and host_process.flock_holder(os.path.join(folder, name), holders)
+        if pid:
+            found[conversation] = pid
+    return found
+
+
+def conversations(data, wanted=None):
+    """{conversation: {title, cwd, activity}} by agy's own summaries, the newest first, {} if there are none.
+
+    wanted: only these conversations. Nothing is written, and nothing is left beside the file: without a -shm nobody
+    has it open, and SQLite would make one even for a reader.
+    """
+    import sqlite3
+    path = os.path.join(data, "conversation_summaries.db")
+    option = "mode=ro" if os.path.exists(path + "-shm") else "immutable=1"
+    found = {}
+    try:
+        escaped = path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+        database = sqlite3.connect("file:%s?%s" % (escaped, option), uri=True, timeout=0.2)
+        try:
+            columns = {row[1] for row in database.execute("pragma table_info(conversation_summaries)")}
+            fields = [name if name in columns else "''" for name in (
+                "title", "workspace_uris", "status", "last_modified_time")]
+            sql = "select conversation_id, %s from conversation_summaries" % ", ".join(fields)
+            if wanted is not None:
+                sql += " where conversation_id in (%s)" % ", ".join("?" * len(wanted))
+            elif "last_modified_time" in columns:
+                sql += " order by last_modified_time desc"
+            for row in database.execute("%s limit %d" % (sql, MOST_CONVERSATIONS), list(wanted or ())):
+                if isinstance(row[0], str):
+                    found[row[0]] = {"title": _word(row[1]), "cwd": _workspace(row[2]), "activity": _activity(row[3])}
+        finally:
+            database.close()
+    except (sqlite3.Error, UnicodeDecodeError):  # the second: a damaged schema
+        pass
+    return found
+
+
+def _word(value):
+    return value[:LONGEST_TITLE] if isinstance(value, str) else ""
+
+
+def _activity(status):
+    return {"CASCADE_RUN_STATUS_IDLE": "idle", "CASCADE_RUN_STATUS_RUNNING": "busy"}.get(status, "unknown")
+
+
+def _workspace(uris):
+    """The first folder of a JSON list of file:// addresses, "" if there is none."""
+    import json
+    try:
+        first = json.loads(uris)[0]
+    except (TypeError, ValueError, LookupError, RecursionError):
+        return ""
+    if not isinstance(first, str) or not first.startswith("file:///"):
+        return ""
+    if "%" in first:
+        from urllib.parse import unquote  # costs a hook more than all the rest
+        first = unquote(first)
+    return first[len("file://"):][:4096]
