@@ -1,4 +1,4 @@
-"""Antigravity (agy): who is open and what it is called.
+"""Antigravity (agy): who is open and what it is called, and what became of a hook's text.
 
 Read-only towards agy's own files. An open conversation is told by the lock that agy holds on
 `presence/<conversation>.lock`, which stays behind unlocked when agy leaves; the file itself says nothing. The facts are
@@ -10,6 +10,7 @@ import host_process
 
 MOST_CONVERSATIONS = 5000
 LONGEST_TITLE = 1000
+VERSION_SECONDS = 1.0  # a hook waits for `agy --version` no longer
 
 
 # ---- what is open, and what it is called -----------------------------------------------------------------------------
@@ -145,3 +146,52 @@ def _workspace(uris):
         from urllib.parse import unquote  # costs a hook more than all the rest
         first = unquote(first)
     return first[len("file://"):][:4096]
+
+
+# ---- what became of a hook's text ------------------------------------------------------------------------------------
+
+def version(pid):
+    """What the program of a running agy says of its version, "" if it does not. Takes VERSION_SECONDS at most."""
+    words, path = host_process.arguments(pid), host_process.executable(pid)
+    if os.path.basename(path) == "agy":
+        # An update replaces the file below the running process; this is the one that runs.
+        running = "/proc/%d/exe" % pid
+        command = [running if os.path.exists(running) and "XMSG_PROC_ROOT" not in os.environ else path]
+    elif len(words) > 1 and os.path.basename(words[1]) == "agy" and path:
+        command = [path, words[1]]  # under an interpreter
+    else:
+        return ""
+    import re
+    import subprocess
+    try:
+        done = subprocess.run(command + ["--version"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.DEVNULL, timeout=VERSION_SECONDS)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    text = done.stdout[:200].decode("utf-8", "replace").strip()
+    return text if done.returncode == 0 and re.match(r"\d[0-9A-Za-z.+-]{0,60}\Z", text) else ""
+
+
+# A pure function, so that every rule tests as a table.
+def was_refused(steps, first, shape, heads):
+    """Whether it is certain that a hook's text never entered its conversation: the conversation went on without it.
+
+    steps: (index, source, type, text) of all that the transcript got since. first: the index that the next step had
+    then. shape: the key that the text went by. heads: the source lines of its messages. The text is looked for
+    leniently here, by letters and digits alone, since a host may frame or wrap it: doubt is no refusal.
+    """
+    wanted = [_letters(head) for head in heads]
+    for _, source, kind, text in steps:
+        if source != "MODEL" and any(head in _letters(text) for head in wanted):
+            return False
+    for index, source, kind, _ in steps:
+        if kind == "USER_INPUT":
+            return shape == "continue"  # the loop ended where it was to go on
+        # A transcript may be written late: only a step that came after the hook counts.
+        if kind == "PLANNER_RESPONSE" and source == "MODEL" and shape != "continue" and index >= first:
+            return True
+    return False
+
+
+def _letters(text):
+    return "".join(filter(str.isalnum, text))

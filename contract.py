@@ -32,9 +32,10 @@ STATES = {
                           "refused": "a late receipt", "queued": "a late receipt, or `xmsg resolve --requeue`",
                           "cancelled": "`xmsg resolve --drop`"},
                          "itself, shown UNKNOWN"),
-    "hook-inflight": ("a hook claimed it; its output is not flushed yet",
+    "hook-inflight": ("a hook claimed it; its output is not flushed yet, or (agy) its transcript does not show it yet",
                       {"delivered": "the same hook, evidence, or `xmsg resolve`",
-                       "queued": "nothing was written, or `xmsg resolve --requeue`",
+                       "queued": "nothing was written, the transcript proves that it was not used (agy), or "
+                                 "`xmsg resolve --requeue`",
                        "cancelled": "`xmsg resolve --drop`"},
                       "shown UNKNOWN"),
     "held": ("the receiving host asks its user",
@@ -74,6 +75,9 @@ BUDGETS = {("claude", "wake"): 15000, "claude": 9500, "codex": 9500, "agy": 4000
 ITEM_CHARS = 8000
 # Codex itself never ends a loop of blocked stops.
 STOPS_A_TURN = 3
+# agy shows a systemMessage in every later call and after a resume, an ephemeralMessage in one call only; older builds
+# drop an output that holds the first. Which of them a version takes is learnt from its transcripts, and kept.
+AGY_STEPS = ("systemMessage", "ephemeralMessage")
 
 SESSION_CHARS = frozenset("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz._-")
 LONGEST_SESSION = 128

@@ -5,7 +5,8 @@ import time
 from contract import (ENDED, IN_FLIGHT, NoSuchTarget, NotPossible, OUTCOME_STATES, StoreError, StoreReadOnly,
                       UsageError, WINDOWS, clean_body, now_ms, one_line)
 from store import holder_lives, is_unknown, myself, note_fault, shown_state
-from xmsg import claude_dirs, direct_facts, found_sessions, render, resolve, route, sender_identity, source_lines
+from xmsg import (claude_dirs, direct_facts, found_sessions, render, resolve, route, sender_identity,
+                  settle_injections, source_lines)
 
 
 def send(store, request, environ):
@@ -269,6 +270,8 @@ def look_for_evidence(store, targets, seconds=1.0):
     deadline, settled = time.monotonic() + seconds, []
     for target in targets:
         peer = store.peer(target) or found_sessions(store).get(target)  # one without hooks is not registered
+        if peer and peer["host"] == "agy":
+            settled += settle_injections(store, {"session": target, "transcript": _transcript(peer)}, now_ms())
         rows = [row for row in store.unproven(target) if row["state"] not in IN_FLIGHT or not holder_lives(row)]
         if not peer or not rows or time.monotonic() > deadline:
             continue

@@ -402,6 +402,18 @@ class Store:
                    holder_start=holder[1], target=target)
         return True
 
+    def note(self, row, now, detail, holder=None):
+        """Writes down what is new about a row that stays in the state that it was read in; holder: who holds it now.
+
+        Call it in a transaction.
+        """
+        pid, start = holder or (row["holder_pid"], row["holder_start"])
+        cursor = self._execute("update messages set detail = :detail, holder_pid = :pid, holder_start = :start "
+                               "where id = :id and state = :state", dict(row, detail=detail, pid=pid, start=start))
+        if cursor.rowcount == 1:
+            self._record(row["id"], now, row["state"], None, detail)
+            row.update(detail=detail, holder_pid=pid, holder_start=start)
+
     def extend(self, row, now):
         """Gives a row that is queued again as much time as it had at first."""
         self._execute("update messages set expires_at = ? + expires_at - created_at where id = ?", (now, row["id"]))
@@ -449,15 +461,16 @@ class Store:
 
     def requeue_reserved(self, now, session=None):
         """Queues reserved rows again whose sender is dead: no byte of them has left."""
-        for row in self._open_rows("reserved", session):
+        for row in self.open_rows("reserved", session):
             if not holder_lives(row):
                 with self.transaction():
                     self.move(row, "queued", now, detail="its sender ended before any byte left")
 
-    def _open_rows(self, state, session=None):
+    def open_rows(self, state, session=None):
+        """The rows in one of the OPEN states, by target, oldest first."""
         return [dict(row) for row in self._all(
             "select * from messages where state = :state and " + IS_OPEN +
-            (" and target = :session" if session else ""),
+            (" and target = :session" if session else "") + " order by target, id",
             {"state": state, "session": session})]
 
     def messages(self, target=None, sender=None, states=None, limit=None, newest=False):
@@ -504,9 +517,9 @@ class Store:
         return [dict(row) for row in rows]
 
     def occurrences(self, target):
-        """The evidence that has confirmed a message of a target already."""
-        return [row[0] for row in self._all("select evidence from messages where target = ? and evidence is not null",
-                                            (target,))]
+        """The evidence that has confirmed the newest messages of a target already."""
+        return [row[0] for row in self._all("select evidence from (select id, evidence from messages where target = ? "
+                                            "order by id desc limit 1000) where evidence is not null", (target,))]
 
     def confirm(self, row, now, evidence):
         """Notes the proof that a delivered message reached the model. Call it in a transaction."""
@@ -519,9 +532,9 @@ class Store:
         return dict(self._all("select target, count(*) from messages where state = 'queued' group by target"))
 
     def last_received(self, session):
-        """The newest message that was delivered to a session."""
-        return self._row("select * from messages where target = ? and state = 'delivered' order by id desc limit 1",
-                         (session,))
+        """The newest message that was shown to a session."""
+        return self._row("select * from messages where target = ? and state in ('delivered', 'hook-inflight') "
+                         "order by id desc limit 1", (session,))
 
     def sessions_of_label(self, label):
         """The sessions that have sent under a label, at most 20."""
@@ -722,7 +735,7 @@ class Store:
                 (now - settings.retain_peer_seconds * 1000, SWEEP_ROWS))]
             for session in gone:
                 self._execute("delete from peers where session = ?", (session,))
-                self._execute("delete from meta where key = ?", ("stops:" + session,))
+                self._execute("delete from meta where key in (?, ?)", ("stops:" + session, "agy:" + session))
             counts["sessions"] = len(gone)
         for session in gone:
             self._forget_hints(session)

@@ -207,6 +207,32 @@ def _texts(text):
     return tuple(filter(None, (one.strip("\n") for one in several)))
 
 
+def agy_steps_since(path, offset, max_bytes=8 * 1024 * 1024):
+    """agy's steps that stand in a transcript from an offset on, as (index, source, type, text), oldest first.
+
+    None if not every one of them can be read: a file that was cut, a line that is being written, one that is none.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or not 0 <= status.st_size - offset <= max_bytes:
+            return None
+        data = os.pread(descriptor, max_bytes, offset)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    *lines, rest = data.split(b"\n")
+    records = [_parse(line) for line in lines if line]
+    if rest or not all(isinstance(_at({"at": record}, "at").get("step_index"), int) for record in records):
+        return None
+    return [(record["step_index"], str(record.get("source")), str(record.get("type")), str(record.get("content")))
+            for record in records]
+
+
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
 def _lines_backwards(path, max_bytes, deadline):
@@ -303,6 +329,8 @@ _Reader = namedtuple("_Reader", "kinds ids texts ordered resolution")
 _WAKE = re.compile(r'Stop hook blocking error from command "[^"\n]{1,200}": (.*?)\n*</system-reminder>\s*\Z', re.S)
 _DELEGATION = re.compile(r"<codex_delegation>\s*<source_thread_id>[^<]*</source_thread_id>\s*<input>(.*)</input>\s*"
                          r"</codex_delegation>\s*\Z", re.S)
+# A Stop hook's reason stands behind words of the host's own, whose wording changes.
+_AGY_LEAD = re.compile(r"(?:\[[^\n]*\]\n)?[^\n\[\]]{1,300}: ?(?=\[)")
 _AGY_FRAME = re.compile(r"\s*<([A-Z_]{3,40})>\n?(.*?)\n?</\1>\s*\Z", re.S)
 
 
@@ -382,6 +410,8 @@ def _agy_texts(record):
             and str(record.get("source")).startswith("SYSTEM"):
         match = _AGY_FRAME.match(record["content"])
         text = match.group(2) if match else record["content"]
+        lead = _AGY_LEAD.match(text)
+        text = text[lead.end():] if lead else text
         yield record["type"].lower(), _milliseconds(record.get("created_at")), text.strip("\n")
 
 

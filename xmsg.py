@@ -16,12 +16,12 @@ import os
 import sys
 import time
 
-from contract import (Ambiguous, BUDGETS, BadPayload, HOSTS, ITEM_CHARS, LONGEST_NAME, LONGEST_PAYLOAD,
+from contract import (AGY_STEPS, Ambiguous, BUDGETS, BadPayload, HOSTS, ITEM_CHARS, LONGEST_NAME, LONGEST_PAYLOAD,
                       NoSuchTarget, PHRASES, RESERVED_NAMES, RemoteError, SHORTEST_LABEL_ID, SHORTEST_PREFIX,
                       SPOOL_MARK, STOPS_A_TURN, STOP_CONTEXT_SINCE, Settings, StoreError, UsageError,
                       WAITER_SECONDS, WATCH_DELAY, WINDOWS, age, clean_text, clip, is_label, is_session_id,
                       name_key, neutralize, now_ms, one_line, phrase, quote_imitations, spool_folders)
-from store import Store, myself, note_fault, record_interpreter
+from store import Store, holder_lives, myself, note_fault, record_interpreter
 
 
 # ---------------------------------------------------------------------------------------------------- registry
@@ -507,8 +507,11 @@ def hook_output(event, shape, text, watch=None):
     if shape == "block":
         return {"decision": "block", "reason": text}
     if shape == "continue":
-        return {"decision": "continue", "reason": text}
-    if shape == "step":
+        # agy puts words of its own, of any version, before a reason; after an empty line the text begins for everybody.
+        return {"decision": "continue", "reason": "\n\n" + text}
+    if shape == "systemMessage":
+        return {"injectSteps": [{"systemMessage": {"systemMessage": text}}]}
+    if shape == "ephemeralMessage":
         return {"injectSteps": [{"ephemeralMessage": text}]}
     output = {"hookEventName": event}
     if text:
@@ -578,6 +581,10 @@ def _serve(store, call):
     if call["host"] == "agy" and (call["turn_begins"] or call["event"] == "Stop"):
         _add_summary(call)
     peer = register_session(store, call, now)
+    if call["host"] == "agy":
+        # Not by the registry: two agys may have one session open.
+        call["process"] = list(process_of_session("agy"))
+        settle_injections(store, call, now)
     shown = show_mail(store, call, now, write_json)
     if call["event"] == "SessionStart":
         record_interpreter(store.settings)
@@ -658,7 +665,7 @@ def _agy_call(event, fields):
             "session": _session(fields, "conversationId"),
             "cwd": _path(folders[0] if isinstance(folders, list) and folders else None),
             "model": _text(fields, "modelName"), "title": "", "permission_mode": "", "source": "", "turn": "",
-            "transcript": _path(fields.get("transcriptPath")),
+            "transcript": _path(fields.get("transcriptPath")), "first_step": _count(fields, "initialNumSteps"),
             "turn_begins": event == "PreInvocation" and not _count(fields, "invocationNum"),
             "stop_active": spent or not ended_well, "prefix": None, "subagent": False, "printed": ""}
 
@@ -751,16 +758,6 @@ def take_spooled(store, environ, own="", printed=""):
                 spool.start_delivery(store.settings, uids)
 
 
-def _add_summary(call):
-    """What agy's own summaries say of a session and no payload does: its title, and the folder of `agy -p`."""
-    import agy_delivery
-    data = agy_delivery.data_dir_of(call["transcript"])
-    known = agy_delivery.conversations(data, [call["session"]]) if data else {}
-    if call["session"] in known:
-        call["title"], folder = known[call["session"]]["title"], known[call["session"]]["cwd"]
-        call["cwd"] = call["cwd"] or folder
-
-
 def same_session(peer, earlier):
     """Whether two readings of a session's row differ in nothing but the time."""
     times = ("last_seen", "hook_seen")
@@ -769,6 +766,8 @@ def same_session(peer, earlier):
 
 def show_mail(store, call, now, write):
     """Claims what waits, shows it through write(text), and says so in the store. Returns the rows that were shown."""
+    if call["host"] == "agy":
+        return show_to_agy(store, call, now, write)
     shape, session = call["shape"], call["session"]
     output_shape, watch = _shape_now(shape), None
     # Claude Code forgets what it watches when its shell changes the folder (2.1.281 and 2.1.332).
@@ -790,10 +789,11 @@ def show_mail(store, call, now, write):
     return rows
 
 
-def show(store, rows, window, write):
+def show(store, rows, window, write, until_traced=None):
     """Runs write() and moves the claimed rows on: delivered once all is out, queued again if nothing is.
 
     write raises NothingWritten for the second; after any other failure the rows stay, and are shown as UNKNOWN.
+    until_traced: (what is noted, the host's process): then they stay in flight, held by the host, for a later hook.
     """
     try:
         write()
@@ -805,7 +805,10 @@ def show(store, rows, window, write):
     if rows:
         with store.transaction():
             for row in rows:
-                store.move(row, "delivered", now_ms(), window=window)
+                if until_traced:
+                    store.note(row, now_ms(), *until_traced)
+                else:
+                    store.move(row, "delivered", now_ms(), window=window)
 
 
 class NothingWritten(Exception):
@@ -855,6 +858,170 @@ def _shape_now(shape):
     version = tuple(int(part) for part in parts if part.isascii() and part.isdigit())
     return "context" if version >= STOP_CONTEXT_SINCE else "block"
 
+
+# ---- agy: a hook's output may be dropped whole, so only the transcript tells whether it was used
+
+def show_to_agy(store, call, now, write):
+    """As show_mail. The rows stay in flight: the session's next hook settles them by its transcript.
+
+    What is known of each injection is kept with its claim, in one transaction, under `agy:SESSION`.
+    """
+    session = call["session"]
+    if not call["shape"] or not may_claim(store, call) or not store.waiting(session):
+        return []
+    memory = _agy_memory(store, session)
+    if memory["process"] != call["process"] or not memory["process"][0]:
+        import agy_delivery
+        memory.update(process=call["process"], version=agy_delivery.version(call["process"][0] or 0))
+    shape = "continue" if call["shape"] == "continue" else _agy_step(store, memory["version"])
+    entry = {"process": call["process"], "version": memory["version"], "shape": shape, "first": call["first_step"],
+             "at": _size(call["transcript"])}
+    text = ""
+
+    def choose(waiting):
+        nonlocal text
+        count, text = compose(store, waiting, "agy", shape)
+        memory["shown"] = memory["shown"][-20:] + [dict(entry, rows=[row["id"] for row in waiting[:count]])]
+        store.set_meta("agy:" + session, json.dumps(memory))
+        return count
+    rows = store.claim(session, now, store.settings.max_per_inject, choose, call["event"], myself())
+    if rows:
+        show(store, rows, call["event"], lambda: write(hook_output(call["event"], shape, text)),
+             ("as %s of agy %s; not in its transcript yet" % (shape, memory["version"] or "?"), call["process"]))
+    return rows
+
+
+def settle_injections(store, call, now):
+    """Says by the transcript what became of what earlier hooks of this session of agy have shown.
+
+    A trace proves that it arrived. If the very agy that was shown it went on without it, it is queued again, for the
+    other shape. Anything else is never shown again by itself. call: session, transcript, and process if a hook asks.
+    Returns the ids of the rows that it moved.
+    """
+    memory = _agy_memory(store, call["session"])
+    rows = store.open_rows("hook-inflight", call["session"])
+    if not rows and not memory["shown"]:
+        return []
+    import transcripts
+    traces = _traces(store, rows, memory["shown"], call["transcript"]) if rows else {}
+    steps = [transcripts.agy_steps_since(call["transcript"], entry["at"])
+             if not traces.keys() >= set(entry["rows"]) else None for entry in memory["shown"]]
+    with store.transaction():
+        for row in rows:
+            if row["id"] in traces:
+                store.move(row, "delivered", now, window=row["window"], evidence=traces[row["id"]])
+        left = [entry for entry, since in zip(memory["shown"], steps)
+                if _settle_injection(store, call, entry, since, now)]
+        store.set_meta("agy:" + call["session"], json.dumps(dict(memory, shown=left)))
+    return [row["id"] for row in rows if store.by_id(row["id"])["state"] != "hook-inflight"]
+
+
+def _settle_injection(store, call, entry, steps, now):
+    """Settles what no trace has settled of one injection; true if that has to wait for a later hook.
+
+    steps: what the transcript got since, None if that cannot be read.
+    """
+    import agy_delivery
+    import host_process
+    shape, version = entry["shape"], entry["version"]
+    rows = [row for row in map(store.by_id, entry["rows"]) if row]
+    if any(row["evidence"] for row in rows):
+        _agy_learn(store, version, shape, True)
+    rows = [row for row in rows if row["state"] == "hook-inflight"]
+    if not rows:
+        return False
+    at_its_next_hook = entry["process"][0] and entry["process"] == call.get("process")
+    gone = not host_process.alive(*entry["process"])
+    hook_at_work = any(holder_lives(row) and [row["holder_pid"], row["holder_start"]] != entry["process"]
+                       for row in rows)
+    if steps is None or hook_at_work:
+        return not gone or hook_at_work
+    # A version that has left no trace of any other shape may not write it down at all. An agy that ended at a Stop may
+    # have died on its way on, and another agy with the same session open writes steps of its own.
+    tells = _agy_takes(store, version).get(shape) or shape == AGY_STEPS[0]
+    if tells and (at_its_next_hook or gone and shape != "continue") and agy_delivery.was_refused(
+            steps, entry["first"], shape, [line for row in rows for line in source_lines(store, row)]):
+        _agy_learn(store, version, shape, False)
+        for row in rows:
+            store.move(row, "queued", now, detail="agy %s went on without this %s" % (version or "?", shape))
+    elif gone or at_its_next_hook and any(kind == "USER_INPUT" for _, _, kind, _ in steps):
+        for row in rows:
+            store.note(row, now, "its transcript does not tell whether agy used this %s" % shape, (None, None))
+    else:
+        return True
+    return False
+
+
+def _traces(store, rows, entries, path):
+    """{row id: the trace's name} of the rows that stand in a transcript, each injection as a whole first.
+
+    As a whole, since a text that was cut, or that two messages share, cannot be told by itself.
+    """
+    import transcripts
+    by_id, found, wanted, texts = {row["id"]: row for row in rows}, {}, [], {}
+    for number, entry in enumerate(entries):
+        mine = [by_id[number] for number in entry["rows"] if number in by_id]
+        if mine and len(mine) == len(entry["rows"]):
+            # Each item begins where the text of those before it ends.
+            starts = [len(compose(store, mine[:count], "agy", "step")[1]) + 2 for count in range(1, len(mine))]
+            texts[number] = (mine, [0] + starts)
+            wanted.append({"key": number, "id": None, "text": compose(store, mine, "agy", "step")[1],
+                           "since": mine[0]["state_at"]})
+    taken = store.occurrences(rows[0]["target"])
+    for number, trace in transcripts.evidence("agy", path, wanted, taken, seconds=0.3).found.items():
+        place, _, start = trace.name.rpartition("+")
+        for row, offset in zip(*texts[number]):
+            found[row["id"]] = "%s+%d" % (place, int(start) + offset)
+    rest = [{"key": row["id"], "id": None, "since": row["state_at"], "text": [
+        "%s\n%s" % (line, render(store, row)[1]) for line in source_lines(store, row)]}
+        for row in rows if row["id"] not in found]
+    if rest:
+        more = transcripts.evidence("agy", path, rest, taken + list(found.values()), seconds=0.3).found
+        found.update((number, trace.name) for number, trace in more.items())
+    return found
+
+
+def _agy_memory(store, session):
+    """What the hooks of a session of agy know of it: its process and version, and what they have shown."""
+    return dict({"process": [None, None], "version": "", "shown": []},
+                **json.loads(store.meta("agy:" + session) or "{}"))
+
+
+def _agy_takes(store, version):
+    """{shape: whether this version of agy has been seen to take it}."""
+    return json.loads(store.meta("agy-takes:" + version) or "{}")
+
+
+def _agy_step(store, version):
+    """The shape of a step for this version: the lasting one, unless it was seen to refuse that."""
+    return AGY_STEPS[1 if _agy_takes(store, version).get(AGY_STEPS[0]) is False else 0]
+
+
+def _agy_learn(store, version, shape, took):
+    """Keeps what was seen; once a shape was taken, one that was dropped tells nothing of the version."""
+    takes = _agy_takes(store, version)
+    if takes.get(shape) is None or took:
+        store.set_meta("agy-takes:" + version, json.dumps(dict(takes, **{shape: took})))
+
+
+def _add_summary(call):
+    """What agy's own summaries say of a session and no payload does: its title, and the folder of `agy -p`."""
+    import agy_delivery
+    data = agy_delivery.data_dir_of(call["transcript"])
+    known = agy_delivery.conversations(data, [call["session"]]) if data else {}
+    if call["session"] in known:
+        call["title"], folder = known[call["session"]]["title"], known[call["session"]]["cwd"]
+        call["cwd"] = call["cwd"] or folder
+
+
+def _size(path):
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+# ---- Claude Code: an idle session is woken through the file that it watches
 
 def wake_idle_session(store, call, stderr):
     """Claude Code's FileChanged entry: waits until the session is idle or its mail is gone, then claims.

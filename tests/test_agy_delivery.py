@@ -24,6 +24,9 @@ import contract
 import host_process
 import xmsg
 
+FROM = "[peer claude:7c1f0a52; not a user instruction]"
+FRAME = "<SYSTEM_MESSAGE>\n[text of a hook, the user did not write this]\n%s\n</SYSTEM_MESSAGE>"
+
 
 class AgyHome(HomeCase):
     """A home with one conversation of agy that nobody has open."""
@@ -235,6 +238,262 @@ class Names(AgyHome):
             self.assertEqual([(other, "Old work", False)], [(one["session"], one["name"], one["live"]) for one in plan], word)
         for word in ("gone", "codex:old work", "d00"):
             self.home.xmsg("send", word, "x", "--dry-run", session=ADA, status=3)
+
+
+class AVersion(AgyHome):
+    def test_is_what_the_running_program_itself_says(self):
+        folder = self.home.folder
+        script = os.path.join(folder, "agy")
+        with open(script, "w") as file:
+            file.write("import sys, os\nprint(os.environ['SAYS']) if '--version' in sys.argv else sys.stdin.read()\n")
+        process = subprocess.Popen([PYTHON, script], stdin=subprocess.PIPE)
+        self.addCleanup(end, process)
+        wait_until(lambda: host_process.arguments(process.pid)[1:] == [script], "the process")
+        self.addCleanup(setattr, agy_delivery, "VERSION_SECONDS", agy_delivery.VERSION_SECONDS)
+        agy_delivery.VERSION_SECONDS = 10 * PATIENCE
+        for says, expected in (("1.2.9", "1.2.9"), ("1.3.0-rc1", "1.3.0-rc1"), ("agy 1.3", ""), ("", ""), ("1" * 100, "")):
+            with environ(SAYS=says):
+                self.assertEqual(expected, agy_delivery.version(process.pid), says)
+        self.assertEqual("", agy_delivery.version(0))
+        self.assertEqual("", agy_delivery.version(os.getpid()), "no agy")
+
+    def test_is_not_waited_for_longer_than_a_hook_may(self):
+        host = HostProcess(self.home, "agy")  # a copy of bash, which the test replaces by something slow
+        self.addCleanup(host.end)
+        self.assertEqual("", agy_delivery.version(host.pid), "bash says something else")
+        script = os.path.join(self.home.folder, "agy")
+        with open(script, "w") as file:
+            file.write("import time\ntime.sleep(60)\n")
+        process = subprocess.Popen([PYTHON, script])
+        self.addCleanup(end, process)
+        wait_until(lambda: host_process.arguments(process.pid)[1:] == [script], "the process")
+        begin, agy_delivery.VERSION_SECONDS = time.monotonic(), 0.2
+        self.addCleanup(setattr, agy_delivery, "VERSION_SECONDS", 1.0)
+        self.assertEqual("", agy_delivery.version(process.pid))
+        self.assertLess(time.monotonic() - begin, 2)
+
+
+class ARefusal(unittest.TestCase):
+    """was_refused() over what a transcript may hold after a hook."""
+
+    HEADS = [FROM]
+    MODEL = (5, "MODEL", "PLANNER_RESPONSE", "ok")
+    USER = (5, "USER_EXPLICIT", "USER_INPUT", "go on")
+
+    def check(self, expected, steps, shape="systemMessage", first=5):
+        self.assertEqual(expected, agy_delivery.was_refused(steps, first, shape, self.HEADS), steps)
+
+    def test_is_a_later_step_of_the_model_without_the_text(self):
+        for shape in contract.AGY_STEPS:
+            self.check(True, [self.MODEL], shape)
+            self.check(True, [(5, "SYSTEM", "SYSTEM_MESSAGE", "another tool's"), (6,) + self.MODEL[1:]], shape)
+
+    def test_is_nothing_that_came_before_or_in_another_turn_or_from_nobody(self):
+        self.check(False, [])
+        self.check(False, [(4,) + self.MODEL[1:]])
+        self.check(False, [self.USER, (6,) + self.MODEL[1:]])
+        self.check(False, [(5, "MODEL", "RUN_COMMAND", "out")])
+        self.check(False, [(5, "SYSTEM", "PLANNER_RESPONSE", "ok")])
+
+    def test_is_never_said_if_the_text_stands_there_in_whatever_dress(self):
+        for text in (FRAME % FROM, "> [peer claude : 7c1f0a52;\n not a user\tinstruction]", FROM.replace("[", "\\[")):
+            for kind in ("SYSTEM_MESSAGE", "EPHEMERAL_MESSAGE", "USER_INPUT", "SOMETHING_NEW"):
+                self.check(False, [(5, "SYSTEM", kind, text), (6,) + self.MODEL[1:]])
+        self.check(True, [(5, "MODEL", "PLANNER_RESPONSE", "I saw " + FROM)])
+
+    def test_at_a_stop_is_the_next_turn_and_no_step_of_the_model(self):
+        self.check(True, [self.USER], "continue")
+        self.check(False, [self.MODEL], "continue")
+        self.check(False, [self.MODEL, (6,) + self.USER[1:]][:1], "continue")
+        self.check(False, [(5, "SYSTEM", "SYSTEM_MESSAGE", FROM), (6,) + self.USER[1:]], "continue")
+
+
+class AnInjection(AgyHome):
+    """Hooks below a real process called agy; the test writes what that agy would put into its transcript."""
+
+    def setUp(self):
+        super().setUp()
+        self.agy = self.host()
+
+    def host(self):
+        host = HostProcess(self.home, "agy")
+        self.addCleanup(host.end)
+        return host
+
+    def hook(self, event="PreInvocation", host=None, **fields):
+        return (host or self.agy).hook("agy", AGY, event, transcriptPath=self.transcript, **fields)
+
+    def invoke(self, number=0, host=None, **fields):
+        """PreInvocation's (shape, text), (None, None) if it injects nothing."""
+        out = self.hook(host=host, **dict({"initialNumSteps": self.index, "invocationNum": number}, **fields))
+        if out is None:
+            return None, None
+        (shape, text), = out["injectSteps"][0].items()
+        return shape, text["systemMessage"] if shape == "systemMessage" else text
+
+    def takes(self, version=""):
+        return json.loads(self.store.meta("agy-takes:" + version) or "{}")
+
+    def test_stays_in_flight_until_the_next_hook_finds_its_trace(self):
+        self.step("USER_INPUT", "hello", "USER_EXPLICIT")
+        row = self.queue()
+        shape, text = self.invoke()
+        self.assertEqual(("systemMessage", FROM + "\nmail"), (shape, text))
+        held = self.row(row)
+        self.assertEqual(("hook-inflight", "PreInvocation", self.agy.pid, self.agy.start),
+                         tuple(held[key] for key in ("state", "window", "holder_pid", "holder_start")))
+        self.assertIn("hook-inflight", self.home.xmsg("outbox", session=ADA))
+        self.step("SYSTEM_MESSAGE", FRAME % text)
+        self.step("PLANNER_RESPONSE", "ok", "MODEL")
+        self.assertIsNone(self.hook("Stop", executionNum=0))
+        done = self.row(row)
+        self.assertEqual(("delivered", "PreInvocation"), (done["state"], done["window"]))
+        self.assertTrue(done["confirmed_at"] and done["evidence"])
+        self.assertEqual({"systemMessage": True}, self.takes())
+        self.assertEqual((None, None), self.invoke(), "and it is shown once")
+
+    def test_that_the_model_went_on_without_goes_by_the_other_shape_and_that_is_remembered(self):
+        row = self.queue()
+        self.assertEqual("systemMessage", self.invoke()[0])
+        self.step("PLANNER_RESPONSE", "a tool call", "MODEL")
+        self.assertEqual(("ephemeralMessage", FROM + "\nmail"), self.invoke(1))
+        self.assertEqual({"systemMessage": False}, self.takes())
+        self.step("EPHEMERAL_MESSAGE", FROM + "\nmail")
+        self.step("PLANNER_RESPONSE", "ok", "MODEL")
+        self.assertIsNone(self.hook("Stop", executionNum=0))
+        self.assertEqual(["delivered"], self.states(row))
+        second = self.queue("more")
+        self.assertEqual("ephemeralMessage", self.invoke()[0])
+        self.assertEqual(["hook-inflight"], self.states(second))
+        self.assertIn("agy ? went on without this systemMessage",
+                      [event["detail"] for event in self.store.events(row["id"])])
+
+    def test_goes_at_the_stop_of_a_build_that_dropped_it_before(self):
+        row = self.queue()
+        self.invoke()
+        self.step("PLANNER_RESPONSE", "ok", "MODEL")
+        out = self.hook("Stop", executionNum=0)
+        self.assertEqual({"decision": "continue", "reason": "\n\n%s\nmail" % FROM}, out)
+        self.step("SYSTEM_MESSAGE", FRAME % ("Stop hook blocked termination: " + out["reason"].strip()))
+        self.step("PLANNER_RESPONSE", "ok", "MODEL")
+        self.assertIsNone(self.hook("Stop", executionNum=1))
+        self.assertEqual(("delivered", "Stop"), (self.row(row)["state"], self.row(row)["window"]))
+
+    def test_without_a_trace_and_without_a_refusal_is_unknown_and_never_shown_again(self):
+        row = self.queue()
+        self.invoke()
+        self.step("USER_INPUT", "the turn was cancelled; another one", "USER_EXPLICIT")
+        self.assertEqual((None, None), self.invoke())
+        self.assertIn("UNKNOWN", self.home.xmsg("outbox", session=ADA))
+        self.step("PLANNER_RESPONSE", "ok", "MODEL")
+        self.assertIsNone(self.hook("Stop", executionNum=0))
+        self.assertEqual(["hook-inflight"], self.states(row))
+        self.home.xmsg("resolve", str(row["id"]), "--requeue")
+        self.assertEqual("systemMessage", self.invoke()[0])
+
+    def test_of_an_agy_that_died_is_unknown_and_a_late_trace_settles_it(self):
+        lost = self.queue("lost")
+        found = self.queue("found", sender_session=BOB, sender_host="codex", sender_label=BOB[:8])
+        self.invoke()
+        self.agy.end()
+        self.assertEqual(2, self.home.xmsg("outbox", "--json").count('"unknown": true'))
+        self.step("SYSTEM_MESSAGE", FRAME % ("[peer codex:01a04cd2; not a user instruction]\nfound"))
+        self.home.xmsg("outbox")
+        self.assertEqual(["hook-inflight", "delivered"], self.states(lost, found))
+        self.step("USER_INPUT", "again", "USER_EXPLICIT")
+        self.step("PLANNER_RESPONSE", "ok", "MODEL")
+        self.assertEqual((None, None), self.invoke(host=self.host()))
+        self.assertEqual(["hook-inflight"], self.states(lost), "the model step is one of another turn")
+
+    def test_that_the_dead_agys_last_turn_went_on_without_is_queued_again(self):
+        row = self.queue()
+        self.invoke()
+        self.step("PLANNER_RESPONSE", "a tool that was denied", "MODEL")
+        self.agy.end()
+        self.home.xmsg("outbox")
+        self.assertEqual(["queued"], self.states(row))
+        self.assertEqual("ephemeralMessage", self.invoke(host=self.host())[0])
+
+    def test_is_no_business_of_another_agy_with_the_same_session_open(self):
+        row = self.queue()
+        self.invoke()
+        self.step("PLANNER_RESPONSE", "a step of the other one", "MODEL")
+        self.assertIsNone(self.hook("Stop", host=self.host(), executionNum=0))
+        self.home.xmsg("outbox")
+        self.assertEqual(["hook-inflight"], self.states(row))
+        self.assertEqual({}, self.takes())
+
+    def test_of_a_shape_that_never_left_a_trace_is_not_shown_again_when_it_leaves_none(self):
+        row = self.queue()
+        self.invoke()
+        self.step("PLANNER_RESPONSE", "one", "MODEL")
+        self.assertEqual("ephemeralMessage", self.invoke(1)[0])
+        self.step("PLANNER_RESPONSE", "two", "MODEL")
+        self.assertEqual((None, None), self.invoke(2))
+        self.assertEqual(["hook-inflight"], self.states(row))
+
+    def test_that_was_dropped_teaches_nothing_of_a_version_that_takes_it(self):
+        rows = [self.queue("one")]
+        self.step("SYSTEM_MESSAGE", FRAME % self.invoke()[1])
+        self.step("PLANNER_RESPONSE", "ok", "MODEL")
+        self.home.xmsg("outbox")  # a report may see the trace before the next hook does
+        rows.append(self.queue("two"))
+        self.assertEqual("systemMessage", self.invoke(1)[0])
+        self.step("PLANNER_RESPONSE", "ok", "MODEL")
+        self.assertEqual("systemMessage", self.invoke(2)[0])
+        self.assertEqual(["delivered", "hook-inflight"], self.states(*rows))
+
+    def test_of_equal_texts_and_of_one_that_was_cut_is_traced_as_a_whole(self):
+        rows = [self.queue("same"), self.queue("same"), self.queue("长" * 8000), self.queue("same")]
+        self.home.env["XMSG_MAX_BODY_CHARS"] = "20000"
+        long = self.queue("x" * 15000)
+        shape, text = self.invoke()
+        self.assertIn("xmsg inbox %d" % long["id"], text)
+        self.step("SYSTEM_MESSAGE", FRAME % text)
+        self.home.xmsg("outbox")
+        self.assertEqual(["delivered"] * 5, self.states(*rows, long))
+        traces = [self.row(row)["evidence"] for row in rows]
+        self.assertEqual(4, len(set(traces)), "one occurrence for one row")
+
+    def test_at_a_stop_that_the_host_would_not_honour_waits_and_one_that_it_did_not_comes_back(self):
+        self.queue("one")
+        self.step("SYSTEM_MESSAGE", FRAME % ("x: " + self.hook("Stop", executionNum=0)["reason"]))
+        row = self.queue("two")
+        for fields in ({"terminationReason": "ERROR", "error": "x"}, {"fullyIdle": False}, {"executionNum": 3}):
+            self.assertIsNone(self.hook("Stop", **dict({"executionNum": 1}, **fields)))
+        self.assertEqual("continue", self.hook("Stop", executionNum=1)["decision"])
+        self.step("USER_INPUT", "the host had stopped all the same", "USER_EXPLICIT")
+        self.assertEqual(("systemMessage", FROM + "\ntwo"), self.invoke())
+        self.assertEqual(["hook-inflight"], self.states(row))
+
+    def test_leaves_zero_fields_to_be_absent(self):
+        self.queue()
+        self.assertEqual("systemMessage", self.invoke(initialNumSteps=None, invocationNum=None, workspacePaths=None)[0])
+        self.queue("more")
+        self.assertEqual("continue", self.hook("Stop", executionNum=None, error=None, workspacePaths=None)["decision"])
+
+    def test_can_be_answered_before_the_next_hook(self):
+        row = self.queue()
+        self.invoke()
+        done = self.agy.xmsg("send", ADA, "answer", "--reply-to", "last", "--force", "--json",
+                             env={"ANTIGRAVITY_CONVERSATION_ID": AGY})
+        sent = json.loads(done.stdout)["messages"][0]
+        self.assertEqual((row["uid"], "agy", AGY), (sent["reply_to"], sent["from"]["host"], sent["from"]["session"]))
+
+    def test_of_a_hook_that_died_before_its_output_is_settled_like_any_other(self):
+        row = self.queue()
+        with self.store.transaction():  # what the claim leaves
+            self.store.set_meta("agy:" + AGY, json.dumps({"process": [None, None], "shown": [
+                {"process": [None, None], "version": "", "shape": "systemMessage", "first": 0, "at": 0,
+                 "rows": [row["id"]]}]}))
+        gone = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE)
+        holder = gone.pid, host_process.start_time(gone.pid)
+        self.store.claim(AGY, contract.now_ms(), 10, len, "PreInvocation", holder)
+        self.step("PLANNER_RESPONSE", "ok", "MODEL")
+        self.home.xmsg("outbox")
+        self.assertEqual(["hook-inflight"], self.states(row), "the hook is still at work")
+        end(gone)
+        self.assertEqual("ephemeralMessage", self.invoke(1)[0])
 
 
 if __name__ == "__main__":

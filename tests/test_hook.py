@@ -82,8 +82,8 @@ class TheOutput(Hooks):
             ("codex", "PreToolUse", {}, lambda text: context("PreToolUse", text)),
             ("codex", "PostToolUse", {}, lambda text: context("PostToolUse", text)),
             ("codex", "Stop", new, lambda text: {"decision": "block", "reason": text}),
-            ("agy", "PreInvocation", {}, lambda text: {"injectSteps": [{"ephemeralMessage": text}]}),
-            ("agy", "Stop", {}, lambda text: {"decision": "continue", "reason": text}),
+            ("agy", "PreInvocation", {}, lambda text: {"injectSteps": [{"systemMessage": {"systemMessage": text}}]}),
+            ("agy", "Stop", {}, lambda text: {"decision": "continue", "reason": "\n\n" + text}),
         ]
         shown = {(host, event) for host, event, _, _ in cases}
         self.assertEqual({key for key, shape in contract.WINDOWS.items() if shape and shape != "wake"}, shown)
@@ -96,7 +96,8 @@ class TheOutput(Hooks):
                 self.assertEqual((0, b""), (done.returncode, done.stderr))
                 self.assertEqual(1, done.stdout.count(b"\n"))
                 self.assertEqual(expected(FROM[host] + "\nnaïve \"长\"\n\t💬 </b> \\u0041 \u2028 end" + told), json.loads(done.stdout))
-                self.assertEqual(("delivered", event), (self.row(row)["state"], self.row(row)["window"]))
+                shown = "hook-inflight" if host == "agy" else "delivered"  # a transcript has to prove it there
+                self.assertEqual((shown, event), (self.row(row)["state"], self.row(row)["window"]))
                 again = self.home.run_hook(host, payload(host, event, SESSIONS[host], cwd=self.home.folder),
                                            event if host == "agy" else "", env=env)
                 if event == "SessionStart" and host == "claude":
@@ -129,8 +130,8 @@ class TheOutput(Hooks):
                     out = self.hook(host, event, **({"turn_id": "t%d" % number} if host == "codex" else {}))
                     if out is None:
                         break
-                    text = (out.get("reason") or (out["injectSteps"][0]["ephemeralMessage"] if "injectSteps" in out
-                                                  else out["hookSpecificOutput"]["additionalContext"]))
+                    text = (out.get("reason") or (out["injectSteps"][0]["systemMessage"]["systemMessage"]
+                                                  if "injectSteps" in out else out["hookSpecificOutput"]["additionalContext"]))
                     escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
                     size = {"claude": len(text.encode("utf-16-le")) // 2, "codex": len(escaped.encode()),
                             "agy": len(text.encode())}[host]
@@ -143,7 +144,7 @@ class TheOutput(Hooks):
                     self.assertIn("`xmsg inbox %d`" % rows[0]["id"], texts[0])
                 else:
                     self.assertIn(body, texts[0])
-                self.assertEqual({"delivered"}, {self.row(row)["state"] for row in rows})
+                self.assertEqual({"hook-inflight" if host == "agy" else "delivered"}, {self.row(row)["state"] for row in rows})
 
     def test_at_a_stop_is_chosen_by_what_this_version_is_known_to_take(self):
         for agent, key in (("claude-code_2-1-281_harness", "hookSpecificOutput"), ("claude-code_2-1-332_agent",

@@ -69,7 +69,8 @@ class AMessage(Case):
         self.assertIsNone(self.home.raw_hook(["agy", "SessionStart"], agy))
         self.send("c0ffee00-agy", "one")
         self.assertIsNone(self.home.raw_hook(["agy"], agy))
-        self.assertEqual({"injectSteps": [{"ephemeralMessage": "[peer claude:7c1f0a52; not a user instruction]\none"}]},
+        self.assertEqual({"injectSteps": [{"systemMessage": {
+            "systemMessage": "[peer claude:7c1f0a52; not a user instruction]\none"}}]},
                          self.home.raw_hook(["agy", "PreInvocation"], agy))
         self.send("c0ffee00-agy", "two")
         failed = json.dumps({"conversationId": "c0ffee00-agy", "terminationReason": "ERROR"}).encode()

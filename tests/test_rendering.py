@@ -220,8 +220,9 @@ class TheOutput(unittest.TestCase):
                 ("context", None, {"hookSpecificOutput": {"hookEventName": "E", "additionalContext": "t"}}),
                 ("context", "/w", {"hookSpecificOutput": {"hookEventName": "E", "additionalContext": "t", "watchPaths": ["/w"]}}),
                 ("block", None, {"decision": "block", "reason": "t"}),
-                ("continue", None, {"decision": "continue", "reason": "t"}),
-                ("step", None, {"injectSteps": [{"ephemeralMessage": "t"}]})):
+                ("continue", None, {"decision": "continue", "reason": "\n\nt"}),
+                ("systemMessage", None, {"injectSteps": [{"systemMessage": {"systemMessage": "t"}}]}),
+                ("ephemeralMessage", None, {"injectSteps": [{"ephemeralMessage": "t"}]})):
             self.assertEqual(expected, xmsg.hook_output("E", shape, "t", watch))
         self.assertEqual({"hookSpecificOutput": {"hookEventName": "E", "watchPaths": ["/w"]}},
                          xmsg.hook_output("E", "context", "", "/w"))
@@ -263,7 +264,7 @@ class AHostileBody(Case):
         for host, session, event, pick_text in (
                 ("codex", BOB, "PreToolUse", lambda out: out["hookSpecificOutput"]["additionalContext"]),
                 ("codex", BOB, "Stop", lambda out: out["reason"]),
-                ("agy", AGY, "PreInvocation", lambda out: out["injectSteps"][0]["ephemeralMessage"])):
+                ("agy", AGY, "PreInvocation", lambda out: out["injectSteps"][0]["systemMessage"]["systemMessage"])):
             for body in BODIES.values():
                 message(self.store, session, contract.clean_text(body), target_host=host)
             while True:
