@@ -1,4 +1,4 @@
-"""Antigravity (agy): who is open and what it is called, and what became of a hook's text.
+"""Antigravity (agy): who is open and what it is called, what became of a hook's text, how a session that left is woken.
 
 Read-only towards agy's own files. An open conversation is told by the lock that agy holds on
 `presence/<conversation>.lock`, which stays behind unlocked when agy leaves; the file itself says nothing. The facts are
@@ -11,6 +11,11 @@ import host_process
 MOST_CONVERSATIONS = 5000
 LONGEST_TITLE = 1000
 VERSION_SECONDS = 1.0  # a hook waits for `agy --version` no longer
+READ_BYTES = 64 << 10
+GRACE_SECONDS = 60  # agy ends by itself at --print-timeout; later than this it is ended
+# Whose session somebody is; configuration (CODEX_HOME, CLAUDE_CONFIG_DIR, XMSG_DB) is not.
+IDENTITY = ("CLAUDE", "CODEX_", "ANTIGRAVITY_", "AI_AGENT", "XMSG_FROM")
+NO_IDENTITY = ("CLAUDE_CONFIG_DIR", "CODEX_HOME")
 
 
 # ---- what is open, and what it is called -----------------------------------------------------------------------------
@@ -195,3 +200,106 @@ def was_refused(steps, first, shape, heads):
 
 def _letters(text):
     return "".join(filter(str.isalnum, text))
+
+
+# ---- waking a session that has left ----------------------------------------------------------------------------------
+
+def program(given, environ):
+    """The path of agy: the given one, else that on PATH, else ~/.local/bin/agy; None if there is none to run."""
+    import shutil
+    home = environ.get("HOME") or os.path.expanduser("~")
+    candidates = [given] if given else [shutil.which("agy", path=environ.get("PATH", "")),
+                                        os.path.join(home, ".local", "bin", "agy")]
+    for path in filter(None, candidates):
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    return None
+
+
+def wake_command(path, conversation, timeout, workspace, more, kick):
+    """The arguments that resume a conversation without a terminal. timeout: a Go duration; no word of any message."""
+    folders = ["--add-dir", workspace] if workspace else []
+    return [path, "--conversation", conversation, "--print-timeout", timeout, *folders, *more, "-p", kick]
+
+
+def clean_environment(environ):
+    """The environment without whose session the sender is, and without agy's secret of another process."""
+    return {name: value for name, value in environ.items() if name in NO_IDENTITY or not name.startswith(IDENTITY)}
+
+
+def run_wake(command, environ, workspace, write_log, seconds, started):
+    """Runs a woken agy to its end; (exit status or minus a signal, its last line). OSError if it cannot start.
+
+    started(pid) is called once it runs; write_log(bytes) gets what it prints. It has a session of its own, no input,
+    and a pipe for output, so that what it prints is bounded by us. After so many seconds, and some grace, it is ended.
+    """
+    import select
+    import subprocess
+    import time
+    process = subprocess.Popen(command, env=environ, cwd=workspace or environ.get("HOME") or "/",
+                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                               start_new_session=True)
+    deadline, tail, output = time.monotonic() + seconds + GRACE_SECONDS, b"", process.stdout.fileno()
+    os.set_blocking(output, False)
+    started(process.pid)
+    try:
+        while True:
+            # A child that agy leaves behind may hold the pipe open: its own end is what counts.
+            ended = process.poll() is not None
+            data = b""
+            if select.select([output], [], [], 0 if ended else 0.2)[0]:
+                data = os.read(output, READ_BYTES)
+                write_log(data)
+                tail = (tail + data)[-4096:]
+                if not data and not ended:
+                    time.sleep(0.05)
+            late = time.monotonic() > deadline
+            if ended and (late or not data):
+                break
+            if late:
+                process.terminate()
+                try:
+                    process.wait(10)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+    finally:
+        process.stdout.close()
+    lines = [line.strip() for line in tail.decode("utf-8", "replace").splitlines() if line.strip()]
+    return process.returncode, lines[-1][:300] if lines else ""
+
+
+# ---- from inside agy -------------------------------------------------------------------------------------------------
+
+def api_program(environ):
+    """The agy that can speak to its own conversations, None unless this very environment carries address and secret."""
+    if not environ.get("ANTIGRAVITY_LS_ADDRESS") or not environ.get("ANTIGRAVITY_CSRF_TOKEN"):
+        return None
+    return program(environ.get("ANTIGRAVITY_AGENTAPI_EXE"), environ) or program("", environ)
+
+
+# What `agy agentapi` says when nothing can have arrived. After anything else nobody knows.
+REFUSALS = ("not found", "csrf", "not set", "connection refused", "flag provided but not defined", "usage:")
+
+
+def send_message(path, conversation, text, leave, seconds=5):
+    """`agy agentapi send-message`: one message into an open conversation, as (word, text).
+
+    leave() is called before anything can leave. The secret stays in the environment that it is in.
+    """
+    import subprocess
+    leave()
+    try:
+        done = subprocess.run([path, "agentapi", "send-message", conversation, text], stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=seconds)
+    except OSError as error:  # it was never started
+        return "NOT_SENT", "agy agentapi: %s" % error.strerror
+    except subprocess.TimeoutExpired:
+        return "UNKNOWN", "agy agentapi gave no answer in %g s" % seconds
+    said = " ".join(done.stdout[:4096].decode("utf-8", "replace").split())
+    said = said.replace(os.environ.get("ANTIGRAVITY_CSRF_TOKEN") or "\0", "***")[:200]
+    if done.returncode == 0:
+        return "ACCEPTED", "agy-message"
+    if any(sign in said.lower() for sign in REFUSALS):
+        return "NOT_SENT", "agy agentapi: " + said
+    return "UNKNOWN", "agy agentapi left with %d: %s" % (done.returncode, said)

@@ -9,12 +9,12 @@ from contract import (ENDED, HOSTS, IN_FLIGHT, LONGEST_NAME, NoSuchTarget, NotPo
                       SETTINGS, STATES, STORED, Settings, StoreReadOnly, UNKNOWN_STATUS, UsageError, VERSION,
                       WAIT_SECONDS, XmsgError, age, clean_text, clip, display_width, is_invisible, is_label,
                       name_key, now_ms, one_line)
-from store import Store, is_unknown, myself, record_interpreter, shown_state
+from store import Store, is_unknown, myself, note_fault, record_interpreter, shown_state
 from xmsg import (NothingWritten, activity, all_peers, begins_other_ids, describe_peer, direct_facts,
                   display_name, hook_main, is_live, project_root, render, resolve, resolve_one, route,
                   sender_identity, show, take_spooled)
 from sending import (cancel, deliver_spooled, find_message, look_for_evidence, record_receipt, send,
-                     send_from_sandbox, settle, wait_for_proof)
+                     send_from_sandbox, settle, wait_for_proof, waiting_word, wake)
 
 
 # ---------------------------------------------------------------------------------------------------- reports
@@ -165,7 +165,8 @@ def describe_state(row, now):
                 "`xmsg resolve %d --delivered|--requeue|--drop`" % row["id"])
     if state == "queued":
         left = row["expires_at"] - now
-        return "queued, %s" % ("%s left" % age(left) if left > 0 else "its time ran out")
+        return "queued, %s%s" % ("%s left" % age(left) if left > 0 else "its time ran out",
+                                 ": " + one_line(row["detail"]) if row["detail"] else "")
     if state == "delivered":
         confirmed = ", confirmed" if row["confirmed_at"] else ""
         return "delivered %s ago by %s%s" % (age(now - row["state_at"]), row["window"] or "hand", confirmed)
@@ -288,6 +289,8 @@ def _dispatch(arguments):
         return _receipt_command(rest)
     if name == "deliver":
         return _deliver_command(rest)
+    if name == "wake":
+        return _wake_command(rest)
     json_wanted = "--json" in rest
     try:
         if name in ("-h", "--help", "help"):
@@ -358,6 +361,17 @@ def _deliver_command(uids):
     return 0
 
 
+def _wake_command(arguments):
+    """`xmsg wake SESSION`, the courier that `send` leaves behind for an offline session of agy."""
+    settings = Settings(os.environ)
+    try:
+        wake(Store(settings), arguments[0])
+    except Exception as error:
+        note_fault(settings, "agy-wake", error)
+        return 1
+    return 0
+
+
 def help_text():
     lines = ["usage: xmsg COMMAND ...", "",
              "One AI coding agent session sends a message to another: Claude Code, Codex, Antigravity.", ""]
@@ -398,7 +412,7 @@ def _send_arguments(parser):
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--urgent", action="store_const", dest="priority", const=100, help="before all that waits")
     which.add_argument("--priority", type=int, metavar="N", help="higher goes first; 0 is usual, --urgent is 100")
-    parser.add_argument("--no-direct", dest="direct", action="store_false", help="queue only")
+    parser.add_argument("--no-direct", dest="direct", action="store_false", help="queue only, and wake nobody")
     parser.add_argument("--force", action="store_true", help="queue for a session that nothing is known of")
     parser.add_argument("--notification", action="store_true",
                         help="a local reminder, as from cron: no session's identity, and it says so")
@@ -589,6 +603,9 @@ def run_outbox(options, settings, out):
         rows = own_messages(store, sender, target, True, options.limit)
         look_for_evidence(store, sorted({row["target"] for row in rows if not row["confirmed_at"]}))
     rows = own_messages(store, sender, target, options.all, options.limit)
+    for row in rows:
+        if row["state"] == "queued":
+            row["detail"] = waiting_word(store, row)
     if options.json:
         print_json({"messages": [message_record(store, row) for row in rows]}, out)
     elif not rows:

@@ -34,7 +34,7 @@ def examine(settings, environ):
               (_app_server, environ), (_claude_inbound, store), (_hook, settings, environ), (_login_shell, environ),
               (_faults, settings)]
     if store:
-        checks += [(_clock, store), (_rows, store, whole), (_sessions, store)]
+        checks += [(_clock, store), (_rows, store, whole), (_sessions, store), (_agy_program, store)]
         checks += [(_spool, store), (_hints, store), (_sweep, store)] if whole else []
     for check, *subjects in checks:
         try:
@@ -297,6 +297,16 @@ def _rows(store, whole, note):
     note("waiting", None if lost else True, "nothing waits for a session that is not open" if not lost
          else "messages %s wait for sessions that are not open" % _ids(lost),
          "open them again (claude --resume, codex resume), or `xmsg cancel ID`")
+
+
+def _agy_program(store, note):
+    """Whether a session of agy that has left can be woken."""
+    import agy_delivery
+    import hook_install
+    if "agy" in hook_install.hosts_found(os.environ):
+        program = agy_delivery.program(store.settings.agy_bin, os.environ)
+        note("agy program", bool(program) or None, program or "none: a session of agy that has left is not woken",
+             "put `agy` on PATH or set XMSG_AGY_BIN")
 
 
 def _ids(numbers):

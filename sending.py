@@ -3,10 +3,12 @@ import os
 import time
 
 from contract import (ENDED, IN_FLIGHT, NoSuchTarget, NotPossible, OUTCOME_STATES, StoreError, StoreReadOnly,
-                      UsageError, WINDOWS, clean_body, now_ms, one_line)
-from store import holder_lives, is_unknown, myself, note_fault, shown_state
-from xmsg import (claude_dirs, direct_facts, found_sessions, render, resolve, route, sender_identity,
-                  settle_injections, source_lines)
+                      UsageError, WINDOWS, clean_body, duration_seconds, now_ms, one_line, phrase)
+from store import append_log, holder_lives, is_unknown, myself, note_fault, shown_state
+from xmsg import (claude_dirs, direct_facts, found_sessions, presence_folder, render, resolve, route, sender_identity,
+                  settle_injections, source_lines, waiter_lock, waiter_path)
+
+XMSG = os.path.join(os.path.dirname(os.path.realpath(__file__)), "bin", "xmsg")
 
 
 def send(store, request, environ):
@@ -147,7 +149,11 @@ def deliver(store, new, sender, direct):
     notes, batches = {}, []
     for peer, row in new:
         windows, notes[row["id"]] = route(direct_facts(store, peer, direct))
-        if windows:
+        if windows == ["agy-wake"]:
+            notes[row["id"]] = start_wake(store, peer["session"])
+        elif windows == ["agy-message"]:
+            notes.update(send_inside_agy(store, ([] if row["priority"] > 0 else store.waiting_before(row)) + [row]))
+        elif windows:
             batches.append((peer, ([] if row["priority"] > 0 else store.waiting_before(row)) + [row]))
     while batches:
         outcomes = attempt(store, [(peer, rows[0]) for peer, rows in batches], sender)
@@ -242,7 +248,7 @@ def _on_receipt(settings, uid):
     """
     def record(outcome):
         import subprocess
-        command = [os.path.join(os.path.dirname(os.path.realpath(__file__)), "bin", "xmsg"), "receipt", uid, *outcome]
+        command = [XMSG, "receipt", uid, *outcome]
         return subprocess.run(command, env=dict(os.environ, XMSG_DB=settings.db), stdin=subprocess.DEVNULL,
                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=10).returncode == 0
     return record
@@ -310,7 +316,8 @@ def _wanted(store, row):
     """What to look for: the id that Claude Code was given, and the text as a hook renders it in either language."""
     import claude_delivery
     texts = None
-    if row["state"] == "hook-inflight" or row["window"] in {event for _, event in WINDOWS}:
+    hooks = {event for _, event in WINDOWS}
+    if row["state"] == "hook-inflight" or row["window"] in hooks or row["target_host"] == "agy":
         texts = ["%s\n%s" % (line, render(store, row)[1]) for line in source_lines(store, row)]
     return {"key": row["id"], "id": claude_delivery.msg_id(row["uid"]) if row["target_host"] == "claude" else None,
             "text": texts, "since": row["since"]}
@@ -329,7 +336,8 @@ def _prove(store, row, evidence):
         return True
     if row["state"] == "direct-inflight":
         store.move(row, "direct-uncertain", now, detail="its sender ended without an answer")
-    return store.move(row, "delivered", now, window=row["window"] or "uds-direct", evidence=evidence)
+    return store.move(row, "delivered", now, evidence=evidence, window=row["window"] or (
+        "agy-message" if row["target_host"] == "agy" else "uds-direct"))
 
 
 def wait_for_proof(store, rows, seconds):
@@ -343,6 +351,150 @@ def wait_for_proof(store, rows, seconds):
             return rows
         look_for_evidence(store, sorted({row["target"] for row in open_rows}))
         time.sleep(0.1)
+
+
+# ---- agy: from inside it, into an open conversation
+
+def send_inside_agy(store, rows):
+    """Sends waiting rows to a conversation through the sender's own agy, the oldest first; {row id: what came of it}.
+
+    The sender's environment holds agy's address and secret, which only agy's own program reads.
+    """
+    import agy_delivery
+    holder, notes = myself(), {}
+    for row in rows:
+        with store.transaction():
+            if not store.move(row, "reserved", now_ms(), holder=holder):
+                notes[row["id"]] = "another process took it"
+                continue
+
+        def leave(row=row):
+            with store.transaction():
+                if not store.move(row, "direct-inflight", now_ms(), holder=holder):
+                    raise RuntimeError("the reservation was lost")
+        # agy puts words of its own before a text; after an empty line it begins for the model, and for the evidence.
+        outcome = agy_delivery.send_message(agy_delivery.api_program(os.environ), row["target"],
+                                            "\n\n%s\n%s" % render(store, row), leave)
+        with store.transaction():
+            settle_outcome(store, row, outcome)
+        store.lower_hint(row["target"])
+        notes[row["id"]] = outcome[1]
+        if outcome[0] != "ACCEPTED":
+            notes.update((later["id"], "an earlier message to it was not taken: %s" % outcome[1])
+                         for later in rows if later["id"] not in notes)
+            break
+    return notes
+
+
+# ---- agy: a session that has left is resumed without a terminal, and its own hook takes the mail
+
+def start_wake(store, session):
+    """Starts the courier that wakes an offline session of agy; why the message waits, for the receipt."""
+    import host_process
+    import subprocess
+    if host_process.flock_holder(waiter_path(store, session)):
+        return "agy-wake is under way; its PreInvocation takes it"
+    process = subprocess.Popen([XMSG, "wake", session], env=dict(os.environ, XMSG_DB=store.settings.db), cwd="/",
+                               stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                               start_new_session=True)
+    return "agy-wake by process %d; its PreInvocation takes it" % process.pid
+
+
+def wake(store, session):
+    """The courier: wakes a session of agy until none of its mail waits. One at a time for a session.
+
+    Mail that two wakes have left gets no third one until more comes. It looks once more after it let the lock go: a
+    sender that found the lock taken relies on that.
+    """
+    tries, left = 2, set()
+    while True:
+        waiting = _waiting_ids(store, session)
+        if not waiting or not tries and waiting <= left:
+            return
+        lock = waiter_lock(store, session)
+        if lock is None:
+            return
+        try:
+            if not _may_wake(store, session, lock):
+                return
+            left = _wake_once(store, session, lock)
+        finally:
+            os.close(lock)
+        tries = 2 if waiting - left else max(0, tries - 1)
+
+
+def _waiting_ids(store, session):
+    now = now_ms()
+    return {row["id"] for row in store.queued(session) if row["expires_at"] > now}
+
+
+def _may_wake(store, session, lock):
+    """Waits out the time after a fruitless wake, which the lock file holds; false if no wake is needed, or possible."""
+    import agy_delivery
+    pause, failed = store.settings.agy_wake_cooldown, os.pread(lock, 32, 0)
+    deadline = time.monotonic() + min(pause, pause - (now_ms() - int(failed)) / 1000) if failed.isdigit() else 0
+    while _waiting_ids(store, session):
+        if time.monotonic() >= deadline:
+            return agy_delivery.attached(presence_folder(store), session) == 0
+        time.sleep(min(0.5, max(0, deadline - time.monotonic())))
+    return False
+
+
+def _wake_once(store, session, lock):
+    """One wake, to its end; the ids of the rows that still wait."""
+    import agy_delivery
+    settings, peer = store.settings, store.peer(session) or {"cwd": ""}
+    known = agy_delivery.conversations(agy_delivery.data_dir(os.environ), [session]).get(session, {"cwd": ""})
+    workspace = next((path for path in (peer["cwd"], known["cwd"]) if path and os.path.isdir(path)), "")
+    program = agy_delivery.program(settings.agy_bin, os.environ) or settings.agy_bin or "agy"
+    command = agy_delivery.wake_command(program, session, settings.agy_wake_timeout, workspace, settings.agy_wake_args,
+                                        phrase("kick", settings))
+    log, before = os.path.join(os.path.dirname(settings.db), "agy-wake.log"), _waiting_ids(store, session)
+
+    def started(pid):
+        append_log(log, ("== %s, pid %d\n" % (session, pid)).encode())
+        _note_waiting(store, session, before, "agy-wake started: pid %d, log %s" % (pid, log))
+    try:
+        status, last = agy_delivery.run_wake(
+            command, agy_delivery.clean_environment(os.environ), workspace, lambda data: append_log(log, data),
+            duration_seconds(settings.agy_wake_timeout), started)
+        why = "it left with status %d and took no mail%s" % (status, ": " + one_line(last) if last else "")
+    except OSError as error:
+        why = "%s: %s" % (program, error.strerror)
+    look_for_evidence(store, [session])  # what no further hook of that agy can settle
+    left = _waiting_ids(store, session)
+    if before - left:
+        os.ftruncate(lock, 0)
+    else:
+        os.pwrite(lock, str(now_ms()).encode(), 0)
+        _note_waiting(store, session, left, "agy-wake failed: %s; log %s" % (why, log))
+    return left
+
+
+def _note_waiting(store, session, ids, detail):
+    with store.transaction():
+        for row in store.queued(session):
+            if row["id"] in ids:
+                store.note(row, now_ms(), detail)
+
+
+def waiting_word(store, row):
+    """What a waiting message waits for, as of now; "" where there is no more to say than that it waits."""
+    if row["target_host"] != "agy":
+        return row["detail"] or ""
+    import agy_delivery
+    import host_process
+    under_way = host_process.flock_holder(waiter_path(store, row["target"]))
+    if under_way and row["detail"]:
+        return row["detail"]
+    if under_way:
+        return "agy-wake is under way"
+    holder = agy_delivery.presence(presence_folder(store), row["target"])
+    if holder:
+        return "agy is running, next PreInvocation"
+    if (row["detail"] or "").startswith("agy-wake started"):
+        return "agy-wake was cut off; a further message to it wakes it again"
+    return row["detail"] or ("" if holder is None else "agy does not have this session open")
 
 
 def cancel(store, row, sender):

@@ -847,18 +847,22 @@ def myself():
     return os.getpid(), host_process.start_time(os.getpid())
 
 
-def note_fault(settings, where, error):
-    """Adds a line to the log of faults that hooks have swallowed; bounded, 0600, and never a fault itself."""
+def append_log(path, data):
+    """Adds bytes to a log of ours: 0600, and of LOG_BYTES at most, twice, since the last one is kept as `.old`."""
+    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        path = settings.db + ".faults"
+        os.write(descriptor, data[-LOG_BYTES:])
+        if os.fstat(descriptor).st_size > LOG_BYTES:
+            os.rename(path, path + ".old")
+    finally:
+        os.close(descriptor)
+
+
+def note_fault(settings, where, error):
+    """Adds a line to the log of faults that hooks have swallowed; never a fault itself."""
+    try:
         line = json.dumps({"at": now_ms(), "where": where, "fault": "%s: %s" % (type(error).__name__, error)})
-        descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(descriptor, line.encode()[:2000] + b"\n")
-            if os.fstat(descriptor).st_size > LOG_BYTES:
-                os.rename(path, path + ".old")
-        finally:
-            os.close(descriptor)
+        append_log(settings.db + ".faults", line.encode()[:2000] + b"\n")
     except Exception:
         pass
 

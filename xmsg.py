@@ -391,13 +391,34 @@ def _group(store, spec, host, sender, now):
 def route(facts):
     """The windows to try before the hooks, best first, and the reason if there is none. A pure function.
 
-    facts: host; direct, whether the sender allows it; inbox_fault, why a Claude Code session's inbox cannot be used.
+    facts: host; direct, whether the sender allows it; inbox_fault, why a Claude Code session's inbox cannot be used;
+    agy: holder (a pid, 0, None for unknown), inside (the sender is in agy), wake, known (agy keeps it), program.
     """
     if not facts["direct"]:
         return [], "not tried (--no-direct)"
     if facts["host"] == "claude":
         return ([], facts["inbox_fault"]) if facts["inbox_fault"] else (["uds-direct"], None)
+    if facts["host"] == "agy":
+        return _route_to_agy(facts["agy"])
     return [], "no direct window"
+
+
+def _route_to_agy(facts):
+    """A session that may be running is never woken: two agys would overwrite each other's steps."""
+    if facts["holder"]:
+        if facts["inside"]:
+            return ["agy-message"], None
+        return [], "agy is running: its next PreInvocation takes it"
+    if facts["holder"] is None:
+        return [], ("it cannot be told whether agy has this session open, so it is not woken: its next PreInvocation "
+                    "takes it")
+    if not facts["wake"]:
+        return [], "agy does not have this session open, and XMSG_WAKE=off"
+    if not facts["known"]:
+        return [], "agy does not have this session open, and keeps none of this id that could be woken"
+    if not facts["program"]:
+        return [], "agy does not have this session open, and there is no program `agy` to wake it; set XMSG_AGY_BIN"
+    return ["agy-wake"], None
 
 
 def direct_facts(store, peer, direct):
@@ -410,7 +431,20 @@ def direct_facts(store, peer, direct):
             facts["inbox_fault"] = "the host dropped a message less than a minute ago"
         else:
             facts["inbox_fault"] = claude_delivery.find_inbox(peer["session"], claude_dirs(peer))[1]
+    if direct and peer["host"] == "agy":
+        facts["agy"] = _agy_facts(store, peer["session"])
     return facts
+
+
+def _agy_facts(store, session):
+    import agy_delivery
+    import host_process
+    # agy's address and secret are inherited; only a sender whose nearest host is agy speaks as what they say.
+    nearest = host_process.nearest_host()
+    return {"holder": agy_delivery.attached(presence_folder(store), session), "wake": store.settings.wake == "on",
+            "known": agy_delivery.has_conversation(agy_delivery.data_dir(os.environ), session),
+            "program": agy_delivery.program(store.settings.agy_bin, os.environ),
+            "inside": bool(nearest and nearest.kind == "agy" and agy_delivery.api_program(os.environ))}
 
 
 def claude_dirs(peer):
@@ -1039,7 +1073,7 @@ def wake_idle_session(store, call, stderr):
     # A waiter that found no mail looks again after it let the lock go: the event of mail that came in between may have
     # found the lock still taken.
     while store.waiting(call["session"]):
-        lock = _waiter_lock(store, call["session"])
+        lock = waiter_lock(store, call["session"])
         if lock is None:
             return
         try:
@@ -1052,10 +1086,15 @@ def wake_idle_session(store, call, stderr):
     store.lower_hint(call["session"])
 
 
-def _waiter_lock(store, session):
+def waiter_path(store, session):
+    """The file whose lock makes that one waiter at a time wakes a session."""
+    return os.path.join(store.hints, "wake", session)
+
+
+def waiter_lock(store, session):
     """The descriptor of the session's waiter file, locked; None if another waiter holds it."""
     import fcntl
-    descriptor = os.open(os.path.join(store.hints, "wake", session),
+    descriptor = os.open(waiter_path(store, session),
                          os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

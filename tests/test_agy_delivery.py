@@ -496,5 +496,223 @@ class AnInjection(AgyHome):
         self.assertEqual("ephemeralMessage", self.invoke(1)[0])
 
 
+class ARoute(unittest.TestCase):
+    def test_to_agy_wakes_only_who_is_surely_away(self):
+        facts = {"holder": 0, "inside": False, "wake": True, "known": True, "program": "/x/agy"}
+        for change, windows, words in (
+                ({}, ["agy-wake"], None), ({"inside": True}, ["agy-wake"], None), ({"holder": 7}, [], "is running"),
+                ({"holder": 7, "inside": True}, ["agy-message"], None), ({"holder": None}, [], "cannot be told"),
+                ({"holder": None, "inside": True}, [], "cannot be told"), ({"wake": False}, [], "XMSG_WAKE=off"),
+                ({"known": False}, [], "keeps none"), ({"program": None}, [], "XMSG_AGY_BIN")):
+            found, reason = xmsg.route({"host": "agy", "direct": True, "inbox_fault": None, "agy": dict(facts, **change)})
+            self.assertEqual(windows, found, change)
+            self.assertIn(words, reason) if words else self.assertIsNone(reason)
+        self.assertEqual([], xmsg.route({"host": "agy", "direct": False, "inbox_fault": None})[0])
+
+
+# An agy of a few lines: it says who it is, takes its lock, runs its hooks as agy would, and does what the test says.
+SHELL_AGY = """#!/bin/bash
+echo "$@" >> "$HOME/argv"
+env > "$HOME/env"
+exec 9>>"$HOME/.gemini/antigravity-cli/presence/%s.lock"
+flock -n 9
+[ ! -f "$HOME/do" ] || . "$HOME/do"
+echo '{"conversationId":"%s","transcriptPath":"%s"}' | "%s/xmsg-hook.sh" agy PreInvocation 9>&- > "$HOME/hook.out"
+[ ! -f "$HOME/then" ] || . "$HOME/then"
+"""
+
+
+class AWake(AgyHome):
+    def setUp(self):
+        super().setUp()
+        self.home.env.update(XMSG_AGY_WAKE_COOLDOWN="0.2", PATH=os.path.dirname(self.program()) + ":/usr/bin:/bin")
+        self.log = os.path.join(self.home.folder, "store", "agy-wake.log")
+
+    def program(self):
+        folder = os.path.join(self.home.folder, "bin")
+        os.makedirs(folder, exist_ok=True)
+        path = os.path.join(folder, "agy")
+        if shutil.which("flock") is None:
+            self.skipTest("flock(1) is missing")
+        with open(path, "w") as file:
+            file.write(SHELL_AGY % (AGY, AGY, self.transcript, self.home.root))
+        os.chmod(path, 0o755)
+        return path
+
+    def do(self, text, name="do"):
+        with open(os.path.join(self.home.folder, name), "w") as file:
+            file.write(text + "\n")
+
+    def read(self, name):
+        try:
+            with open(os.path.join(self.home.folder, name)) as file:
+                return file.read()
+        except OSError:
+            return ""
+
+    def wakes(self):
+        return len(self.read("argv").splitlines())
+
+    def send(self, text, *options, **env):
+        return self.home.xmsg("send", AGY, text, *options, session=ADA, **env)
+
+    def wait_quiet(self):
+        """Until no courier holds the session any more."""
+        path = xmsg.waiter_path(self.store, AGY)
+        wait_until(lambda: os.path.exists(path) and not host_process.flock_holder(path), "the end of the wake")
+
+    def test_brings_the_mail_of_one_who_left_and_its_own_hook_takes_it(self):
+        self.assertRegex(self.send("the secret body"), r"queued #1 .*agy-wake by process \d+")
+        wait_until(lambda: "the secret body" in self.read("hook.out"), "the hook of the woken agy")
+        self.wait_quiet()
+        argv = self.read("argv").rstrip("\n")
+        self.assertEqual("--conversation %s --print-timeout 600s -p %s" % (AGY, contract.PHRASES["kick"][0]), argv)
+        self.assertNotIn("secret", argv)
+        self.assertNotIn("skip-permissions", argv)
+        details = [event["detail"] or "" for event in self.store.events(1)]
+        self.assertRegex(details[1], r"^agy-wake started: pid \d+, log %s$" % self.log)
+        self.assertEqual(0o600, os.stat(self.log).st_mode & 0o777)
+
+    def test_carries_no_identity_but_its_own_and_all_configuration(self):
+        self.send("x", CLAUDE_CODE_SESSION_ID="c", CLAUDECODE="1", CODEX_THREAD_ID="t", ANTIGRAVITY_CSRF_TOKEN="s",
+                  AI_AGENT="a", XMSG_FROM="label", CODEX_HOME="/c", CLAUDE_CONFIG_DIR="/d", XMSG_TTL_SECONDS="60")
+        wait_until(lambda: self.read("hook.out"), "the hook")
+        names = {line.partition("=")[0] for line in self.read("env").splitlines()}
+        self.assertEqual(set(), names & {"CLAUDE_CODE_SESSION_ID", "CLAUDECODE", "CODEX_THREAD_ID", "AI_AGENT", "XMSG_FROM",
+                                         "XMSG_FROM_TOOL", "XMSG_FROM_SESSION", "ANTIGRAVITY_CSRF_TOKEN"})
+        self.assertLessEqual({"HOME", "PATH", "XMSG_DB", "CODEX_HOME", "CLAUDE_CONFIG_DIR", "XMSG_TTL_SECONDS"}, names)
+        self.wait_quiet()
+
+    def test_has_its_workspace_its_duration_and_the_arguments_that_were_asked_for(self):
+        peer(self.store, AGY, "agy", cwd=self.home.folder)
+        self.send("x", XMSG_AGY_WAKE_TIMEOUT="20", XMSG_AGY_WAKE_ARGS="--model 'big one' --dangerously-skip-permissions")
+        wait_until(lambda: self.read("hook.out"), "the hook")
+        self.wait_quiet()
+        self.assertTrue(self.read("argv").startswith(
+            "--conversation %s --print-timeout 20s --add-dir %s --model big one --dangerously-skip-permissions -p "
+            % (AGY, self.home.folder)), self.read("argv"))
+
+    def test_with_a_duration_that_is_none_is_refused_before_anything_is_started(self):
+        for bad in ("10 minutes", "-5s", "0", "5x", "99999h"):
+            self.assertIn("is not a duration", self.home.xmsg("send", AGY, "x", status=2, session=ADA, XMSG_AGY_WAKE_TIMEOUT=bad))
+        self.assertIn("cannot be split", self.home.xmsg("send", AGY, "x", status=2, session=ADA, XMSG_AGY_WAKE_ARGS="'"))
+        self.assertEqual([], self.store.queued())
+        self.assertEqual("", self.read("argv"))
+
+    def test_is_none_for_who_is_there_or_unknown_or_where_it_is_not_wanted(self):
+        file = self.held()
+        self.assertIn("agy is running: its next PreInvocation takes it", self.send("one"))
+        self.assertIn("agy is running, next PreInvocation", self.home.xmsg("outbox", session=ADA))
+        file.close()
+        self.assertIn("XMSG_WAKE=off", self.send("two", XMSG_WAKE="off"))
+        self.assertIn("--no-direct", self.send("three", "--no-direct"))
+        os.unlink(os.path.join(self.data, "conversations", AGY + ".db"))
+        self.assertIn("keeps none of this id", self.send("four"))
+        self.assertEqual("", self.read("argv"))
+
+    def test_without_a_program_is_a_clear_outcome(self):
+        nowhere = os.path.join(self.home.folder, "nowhere")
+        self.assertIn("set XMSG_AGY_BIN", self.send("one", XMSG_AGY_BIN=nowhere))
+        self.assertIn("set XMSG_AGY_BIN", self.send("two", PATH="/usr/bin:/bin"))
+        os.makedirs(os.path.join(self.home.folder, ".local", "bin"))
+        os.rename(os.path.join(self.home.folder, "bin", "agy"), os.path.join(self.home.folder, ".local", "bin", "agy"))
+        self.assertIn("agy-wake by process", self.send("three", PATH="/usr/bin:/bin"))
+        self.wait_quiet()
+        self.assertEqual(1, self.wakes())
+
+    def test_of_a_stranger_is_refused_where_nothing_can_wake_it(self):
+        self.store._execute("update peers set hook_seen = null where session = ?", (AGY,))
+        out = self.home.xmsg("send", AGY, "x", status=3, session=ADA, PATH="/usr/bin:/bin")
+        self.assertIn("no program `agy`", out)
+
+    def test_is_one_for_ten_racing_senders(self):
+        self.do('until [ -e "$HOME/go" ]; do sleep 0.02; done')
+        env = dict(self.home.env, XMSG_FROM_TOOL="claude", XMSG_FROM_SESSION=ADA)
+        senders = [subprocess.Popen([os.path.join(self.home.root, "bin", "xmsg"), "send", AGY, "n%d" % number], env=env,
+                                    stdout=subprocess.PIPE) for number in range(10)]
+        for sender in senders:
+            self.assertIn(b"queued", sender.communicate()[0])
+        self.do("", "go")
+        wait_until(lambda: not self.store.queued(AGY), "the mail to be taken")
+        self.wait_quiet()
+        self.assertEqual(1, self.wakes())
+        self.assertEqual(10, self.read("hook.out").count("; not a user instruction]"))
+
+    def test_is_had_again_for_mail_that_comes_just_after_or_at_its_end(self):
+        self.home.env["XMSG_AGY_WAKE_COOLDOWN"] = "600"
+        self.send("one")
+        wait_until(lambda: "one" in self.read("hook.out"), "the first wake")
+        self.wait_quiet()
+        self.do('echo > "$HOME/hooked"; until [ -e "$HOME/go" ]; do sleep 0.02; done', "then")
+        self.assertIn("agy-wake by process", self.send("two"))
+        wait_until(lambda: self.read("hooked"), "the second wake's only hook")
+        self.assertIn("agy is running", self.send("three"))
+        self.do("", "go")
+        wait_until(lambda: "three" in self.read("hook.out"), "one more wake when that one ends")
+        self.wait_quiet()
+        self.assertEqual(3, self.wakes())
+
+    def test_that_took_nothing_says_so_waits_and_tries_once_more(self):
+        self.do("echo 'AGY_ERROR: no quota'; exit 3")
+        self.send("one")
+        wait_until(lambda: "agy-wake failed: it left with status 3 and took no mail: AGY_ERROR: no quota; log"
+                   in self.home.xmsg("outbox", session=ADA), "the failure to be told")
+        wait_until(lambda: self.wakes() == 2, "one more")
+        self.wait_quiet()
+        self.assertEqual(2, self.wakes())
+        self.assertEqual(["queued"], self.home.states())
+        self.home.env["XMSG_AGY_WAKE_COOLDOWN"] = "600"
+        self.send("two")
+        wait_until(lambda: host_process.flock_holder(xmsg.waiter_path(self.store, AGY)), "the courier that waits")
+        self.assertIn("agy-wake is under way", self.send("three"))
+        self.assertEqual(2, self.wakes(), "not before the time is over")
+        os.kill(host_process.flock_holder(xmsg.waiter_path(self.store, AGY)), signal.SIGTERM)
+        self.wait_quiet()
+
+    def test_holds_no_output_of_who_sent(self):
+        self.do('until [ -e "$HOME/go" ]; do sleep 0.02; done')
+        done = self.home.run_xmsg("send", AGY, "x", env={"XMSG_FROM_TOOL": "claude", "XMSG_FROM_SESSION": ADA})
+        self.assertEqual(0, done.returncode)  # run() reads both pipes to their ends
+        wait_until(self.wakes, "the wake")
+        self.do("", "go")
+        self.wait_quiet()
+
+    def test_prints_no_more_into_its_log_than_the_log_holds(self):
+        self.do("head -c 1000000 /dev/zero | tr '\\0' x; echo; echo last words; exit 1")
+        self.send("one")
+        wait_until(lambda: "last words" in (self.store.by_id(1)["detail"] or ""), "the failure")
+        sizes = [os.path.getsize(self.log + ending) for ending in ("", ".old") if os.path.exists(self.log + ending)]
+        self.assertLessEqual(sum(sizes), 4 * contract.LOG_BYTES)
+        with self.store.transaction():
+            self.store.move(self.store.by_id(1), "cancelled", contract.now_ms())
+        self.wait_quiet()
+
+    def test_is_over_when_agy_is_though_a_child_holds_its_output_and_ends_with_its_time(self):
+        said = []
+        for script, seconds, status, last in (("sleep 30 & echo $!; echo done", 10 * PATIENCE, 0, "done"),
+                                              ("echo hangs; exec sleep 30", 0.3, -15, "hangs"),
+                                              ("while :; do echo spam; done", 0.3, -15, None)):
+            begin = time.monotonic()
+            result = agy_delivery.run_wake(["/bin/sh", "-c", script], {}, "/", said.append,
+                                           seconds - agy_delivery.GRACE_SECONDS, lambda pid: None)
+            self.assertEqual((status, last or result[1]), result)
+            self.assertLess(time.monotonic() - begin, 5 * PATIENCE)
+        os.kill(int(said[0].split()[0]), signal.SIGTERM)
+        with self.assertRaises(OSError):
+            agy_delivery.run_wake([self.home.folder + "/none"], {}, "/", said.append, 1, lambda pid: None)
+
+    def test_that_was_cut_off_is_no_promise(self):
+        self.do('until [ -e "$HOME/go" ]; do sleep 0.02; done; exit 0')
+        self.send("one")
+        courier = wait_until(lambda: self.wakes() and host_process.flock_holder(xmsg.waiter_path(self.store, AGY)), "a wake")
+        wait_until(lambda: "started" in (self.store.by_id(1)["detail"] or ""), "the word of it")
+        self.assertIn("agy-wake started: pid", self.home.xmsg("outbox", session=ADA))
+        os.kill(courier, signal.SIGKILL)
+        self.assertIn("agy is running", self.send("two"), "the agy that it left behind")
+        self.do("", "go")
+        wait_until(lambda: not agy_delivery.presence(self.presence, AGY), "its end")
+        wait_until(lambda: "agy-wake was cut off" in self.home.xmsg("outbox", session=ADA), "the truth")
+
+
 if __name__ == "__main__":
     unittest.main()

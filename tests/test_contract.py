@@ -308,7 +308,7 @@ class APhrase(unittest.TestCase):
     def test_of_a_source_would_itself_be_marked_in_a_body(self):
         for forms in contract.PHRASES.values():
             for form in forms:
-                line = form % (("x",) if "%s" in form else (1, 2))
+                line = form % (("x",) if "%s" in form else (1, 2) if "%d" in form else ())
                 self.assertEqual("> " + line, quote_imitations(line))
 
 

@@ -27,9 +27,14 @@ MAY_IMPORT = {
     "sending": {"contract", "store", "spool", "xmsg", "host_process", "claude_delivery", "codex_delivery", "agy_delivery",
                 "transcripts"},
     "doctor": {"contract", "store", "spool", "xmsg", "sending", "hook_install", "host_process", "claude_delivery",
-               "codex_delivery"},
+<<<<<<< HEAD
+               "codex_delivery", "agy_delivery"},
     "command_line": {"contract", "store", "spool", "xmsg", "sending", "doctor", "hook_install", "codex_delivery",
                      "codex_history"},
+=======
+               "codex_delivery", "agy_delivery"},
+    "command_line": {"contract", "store", "spool", "xmsg", "sending", "doctor", "hook_install"},
+>>>>>>> 7ac439b (A session of agy that has left is resumed for its mail, one wake at a time; agy's own interface carries it between open ones)
 }
 HOOK_PATH = ("contract", "store", "xmsg")
 HOOK_IMPORTS = {"os", "sys", "json", "sqlite3", "time"}
