@@ -531,8 +531,9 @@ def _dry_run(request, settings, options, out):
     else:
         for plan in plans:
             out("would queue -> %s  (from %s; direct: %s; %s)" % (
-                plan["session"], plan["from"], plan["reason"],
-                "its next hook shows it" if plan["live"] else "the session is not open now: it waits until it is"))
+                plan["session"], plan["from"], plan["reason"] or plan["windows"][0],
+                "its next hook shows it" if plan["live"] else "it is woken, and its hook shows it"
+                if "agy-wake" in plan["windows"] else "the session is not open now: it waits until it is"))
     return 0
 
 

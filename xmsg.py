@@ -915,8 +915,8 @@ def show_to_agy(store, call, now, write):
     def choose(waiting):
         nonlocal text
         count, text = compose(store, waiting, "agy", shape)
-        memory["shown"] = memory["shown"][-20:] + [dict(entry, rows=[row["id"] for row in waiting[:count]])]
-        store.set_meta("agy:" + session, json.dumps(memory))
+        shown = _agy_memory(store, session)["shown"][-20:] + [dict(entry, rows=[row["id"] for row in waiting[:count]])]
+        store.set_meta("agy:" + session, json.dumps(dict(memory, shown=shown)))
         return count
     rows = store.claim(session, now, store.settings.max_per_inject, choose, call["event"], myself())
     if rows:
@@ -946,7 +946,9 @@ def settle_injections(store, call, now):
                 store.move(row, "delivered", now, window=row["window"], evidence=traces[row["id"]])
         left = [entry for entry, since in zip(memory["shown"], steps)
                 if _settle_injection(store, call, entry, since, now)]
-        store.set_meta("agy:" + call["session"], json.dumps(dict(memory, shown=left)))
+        newest = _agy_memory(store, call["session"])
+        left += [entry for entry in newest["shown"] if entry not in memory["shown"]]  # another hook's, meanwhile
+        store.set_meta("agy:" + call["session"], json.dumps(dict(newest, shown=left)))
     return [row["id"] for row in rows if store.by_id(row["id"])["state"] != "hook-inflight"]
 
 

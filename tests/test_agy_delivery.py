@@ -14,8 +14,8 @@ import threading
 import time
 import unittest
 
-from support import (ADA, AGY, BOB, PATIENCE, PYTHON, FakeProc, HomeCase, HostProcess, end, environ, message, peer,
-                     wait_until)
+from support import (ADA, AGY, BOB, PATIENCE, PYTHON, FakeProc, HomeCase, HostProcess, end, environ, message,
+                     payload, peer, wait_until)
 
 from side_by_side import load_tests  # noqa: F401
 
@@ -472,6 +472,20 @@ class AnInjection(AgyHome):
         self.queue("more")
         self.assertEqual("continue", self.hook("Stop", executionNum=None, error=None, workspacePaths=None)["decision"])
 
+    def test_is_kept_beside_what_another_hook_of_the_session_has_shown_meanwhile(self):
+        row, other, written = self.queue(), {"rows": [77], "shape": "continue"}, []
+
+        def meanwhile(pid):
+            with self.store.transaction():
+                self.store.set_meta("agy:" + AGY, json.dumps({"shown": [other]}))
+            return "1.3.0"
+        self.addCleanup(setattr, agy_delivery, "version", agy_delivery.version)
+        agy_delivery.version = meanwhile
+        call = xmsg.parse_call("agy", "PreInvocation", payload("agy", "PreInvocation", AGY))
+        xmsg.show_to_agy(self.store, dict(call, process=[self.agy.pid, self.agy.start]), contract.now_ms(), written.append)
+        shown = json.loads(self.store.meta("agy:" + AGY))["shown"]
+        self.assertEqual(([[77], [row["id"]]], 1), ([entry["rows"] for entry in shown], len(written)))
+
     def test_can_be_answered_before_the_next_hook(self):
         row = self.queue()
         self.invoke()
@@ -572,6 +586,11 @@ class AWake(AgyHome):
         details = [event["detail"] or "" for event in self.store.events(1)]
         self.assertRegex(details[1], r"^agy-wake started: pid \d+, log %s$" % self.log)
         self.assertEqual(0o600, os.stat(self.log).st_mode & 0o777)
+
+    def test_is_what_a_dry_run_promises(self):
+        self.assertIn("direct: agy-wake; it is woken, and its hook shows it",
+                      self.home.xmsg("send", AGY, "x", "--dry-run", session=ADA))
+        self.assertEqual("", self.read("argv"))
 
     def test_carries_no_identity_but_its_own_and_all_configuration(self):
         self.send("x", CLAUDE_CODE_SESSION_ID="c", CLAUDECODE="1", CODEX_THREAD_ID="t", ANTIGRAVITY_CSRF_TOKEN="s",
