@@ -8,6 +8,8 @@ from store import append_log, holder_lives, is_unknown, myself, note_fault, show
 from xmsg import (claude_dirs, direct_facts, found_sessions, presence_folder, render, resolve, route, sender_identity,
                   settle_injections, source_lines, waiter_lock, waiter_path)
 
+BURST_MS = 250  # messages to a session of agy that has left, so close together, wake it once
+LONGEST_BURST = 2  # seconds
 XMSG = os.path.join(os.path.dirname(os.path.realpath(__file__)), "bin", "xmsg")
 
 
@@ -424,20 +426,29 @@ def wake(store, session):
 
 
 def _waiting_ids(store, session):
+    return {row["id"] for row in _waiting_rows(store, session)}
+
+
+def _waiting_rows(store, session):
     now = now_ms()
-    return {row["id"] for row in store.queued(session) if row["expires_at"] > now}
+    return [row for row in store.queued(session) if row["expires_at"] > now]
 
 
 def _may_wake(store, session, lock):
     """Waits out the time after a fruitless wake, which the lock file holds; false if no wake is needed, or possible."""
     import agy_delivery
     pause, failed = store.settings.agy_wake_cooldown, os.pread(lock, 32, 0)
-    deadline = time.monotonic() + min(pause, pause - (now_ms() - int(failed)) / 1000) if failed.isdigit() else 0
-    while _waiting_ids(store, session):
-        if time.monotonic() >= deadline:
+    begin = time.monotonic()
+    deadline = begin + max(0, min(pause, pause - (now_ms() - int(failed)) / 1000)) if failed.isdigit() else begin
+    while True:
+        waiting, left = _waiting_rows(store, session), deadline - time.monotonic()
+        if not waiting:
+            return False
+        # A burst of messages costs one wake, not one each.
+        in_a_burst = now_ms() - max(row["created_at"] for row in waiting) < BURST_MS and left > -LONGEST_BURST
+        if left <= 0 and not in_a_burst:
             return agy_delivery.attached(presence_folder(store), session) == 0
-        time.sleep(min(0.5, max(0, deadline - time.monotonic())))
-    return False
+        time.sleep(min(0.5, max(0.05, left)))
 
 
 def _wake_once(store, session, lock):

@@ -22,6 +22,7 @@ from side_by_side import load_tests  # noqa: F401
 import agy_delivery
 import contract
 import host_process
+import sending
 import xmsg
 
 FROM = "[peer claude:7c1f0a52; not a user instruction]"
@@ -657,6 +658,43 @@ class AWake(AgyHome):
         self.assertEqual(1, self.wakes())
         self.assertEqual(10, self.read("hook.out").count("; not a user instruction]"))
 
+    def test_after_a_fruitless_one_comes_no_sooner_than_it_may(self):
+        row = self.queue()
+        self.store._execute("update messages set created_at = created_at - 10000")
+        lock = xmsg.waiter_lock(self.store, AGY)
+        self.addCleanup(os.close, lock)
+        with environ(HOME=self.home.folder):
+            for failed, pause, least, most in (("", 600, 0, 0.3), (contract.now_ms(), 0.4, 0.3, 3), (0, 600, 0, 0.3),
+                                               (contract.now_ms() + 10 ** 9, 0.4, 0.3, 3), ("garbage", 600, 0, 0.3)):
+                os.ftruncate(lock, 0)
+                os.pwrite(lock, str(failed).encode(), 0)
+                self.store.settings.agy_wake_cooldown, begin = pause, time.monotonic()
+                self.assertTrue(sending._may_wake(self.store, AGY, lock))
+                took = time.monotonic() - begin
+                self.assertTrue(least <= took < most * PATIENCE, (failed, took))
+            with self.store.transaction():
+                self.store.move(row, "cancelled", contract.now_ms())
+            self.store.settings.agy_wake_cooldown = 600
+            self.assertFalse(sending._may_wake(self.store, AGY, lock), "nothing waits any more")
+
+    def test_waits_for_the_rest_of_a_burst_but_not_long(self):
+        self.queue()
+        lock = xmsg.waiter_lock(self.store, AGY)
+        self.addCleanup(os.close, lock)
+        took = []
+        with environ(HOME=self.home.folder):
+            for late in (0, 10 ** 6):
+                begin = time.monotonic()
+                self.assertTrue(sending._may_wake(self.store, AGY, lock))
+                took.append(time.monotonic() - begin)
+                self.store._execute("update messages set created_at = created_at + ?", (late,))
+            self.assertGreater(took[0], 0.2)
+            self.assertLess(took[1], 0.2 * PATIENCE)
+            self.store._execute("update messages set created_at = created_at + ?", (10 ** 6,))  # a clock that was put back
+            self.addCleanup(setattr, sending, "LONGEST_BURST", sending.LONGEST_BURST)
+            sending.LONGEST_BURST = 0.1
+            self.assertTrue(sending._may_wake(self.store, AGY, lock))
+
     def test_is_had_again_for_mail_that_comes_just_after_or_at_its_end(self):
         self.home.env["XMSG_AGY_WAKE_COOLDOWN"] = "600"
         self.send("one")
@@ -680,13 +718,6 @@ class AWake(AgyHome):
         self.wait_quiet()
         self.assertEqual(2, self.wakes())
         self.assertEqual(["queued"], self.home.states())
-        self.home.env["XMSG_AGY_WAKE_COOLDOWN"] = "600"
-        self.send("two")
-        wait_until(lambda: host_process.flock_holder(xmsg.waiter_path(self.store, AGY)), "the courier that waits")
-        self.assertIn("agy-wake is under way", self.send("three"))
-        self.assertEqual(2, self.wakes(), "not before the time is over")
-        os.kill(host_process.flock_holder(xmsg.waiter_path(self.store, AGY)), signal.SIGTERM)
-        self.wait_quiet()
 
     def test_holds_no_output_of_who_sent(self):
         self.do('until [ -e "$HOME/go" ]; do sleep 0.02; done')
