@@ -101,7 +101,7 @@ def reachable(store, targets, direct):
     reasons, able = [], []
     for peer in targets:
         # agy reads its hooks anew at each turn, so they run in a session that none has told of yet.
-        hooks = peer["hook_seen"] or peer["host"] == "agy" and store.hook_last_seen("agy")
+        hooks = peer["hook_seen"] or peer["host"] == "agy" and store.hook_last_seen("agy")[0]
         reason = None if hooks else route(direct_facts(store, peer, direct))[1]
         if reason:
             reasons.append("%s (%s)" % (peer["session"], reason))

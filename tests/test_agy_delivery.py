@@ -177,6 +177,9 @@ class Presence(AgyHome):
         with open(os.path.join(self.presence, other + ".lock"), "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             self.assertEqual({AGY, other}, {record["session"] for record in self.home.json("list")["sessions"]})
+            self.assertIn("agy is running", self.home.xmsg("send", other, "its next turn has the hooks", session=ADA))
+            self.store._execute("update peers set hook_seen = null")
+            self.assertIn("no hook of xmsg has run there", self.home.xmsg("send", other, "x", session=ADA, status=3))
 
 
 class Names(AgyHome):
