@@ -11,11 +11,8 @@ MAY_IMPORT = {
     "app_server": set(),
     "claude_delivery": {"host_process"},
     "codex_delivery": {"host_process", "app_server"},
-<<<<<<< HEAD
     "codex_history": {"contract", "app_server", "codex_delivery"},
-=======
     "agy_delivery": {"host_process"},
->>>>>>> 2f8fffe (An open session of agy is told by the inode of the lock that it holds, and found by the title that agy gave it)
     "transcripts": {"host_process"},
     "hook_install": {"host_process"},
     "contract": set(),
@@ -27,22 +24,13 @@ MAY_IMPORT = {
     "sending": {"contract", "store", "spool", "xmsg", "host_process", "claude_delivery", "codex_delivery", "agy_delivery",
                 "transcripts"},
     "doctor": {"contract", "store", "spool", "xmsg", "sending", "hook_install", "host_process", "claude_delivery",
-<<<<<<< HEAD
                "codex_delivery", "agy_delivery"},
     "command_line": {"contract", "store", "spool", "xmsg", "sending", "doctor", "hook_install", "codex_delivery",
                      "codex_history"},
-=======
-               "codex_delivery", "agy_delivery"},
-    "command_line": {"contract", "store", "spool", "xmsg", "sending", "doctor", "hook_install"},
->>>>>>> 7ac439b (A session of agy that has left is resumed for its mail, one wake at a time; agy's own interface carries it between open ones)
 }
 HOOK_PATH = ("contract", "store", "xmsg")
 HOOK_IMPORTS = {"os", "sys", "json", "sqlite3", "time"}
-<<<<<<< HEAD
 SQL_FILES = {"store", "adoption", "codex_delivery", "codex_history", "agy_delivery"}  # the last three read hosts' own
-=======
-SQL_FILES = {"store", "adoption", "codex_delivery", "agy_delivery"}  # the last two read their hosts' own databases
->>>>>>> 2f8fffe (An open session of agy is told by the inode of the lock that it holds, and found by the title that agy gave it)
 
 
 def tree(module):
