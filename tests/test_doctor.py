@@ -6,12 +6,13 @@ import json
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import time
 import unittest
 
-from support import (ADA, AGY, BOB, PYTHON, ROOT, HomeCase, copy_of_product, dead_process, message, peer,
+from support import (ADA, AGY, BOB, PYTHON, ROOT, HomeCase, copy_of_product, dead_process, environ, message, peer,
                      permissions_count, small_disk)
 from side_by_side import load_tests  # noqa: F401
 import command_line
@@ -39,8 +40,8 @@ class Case(HomeCase):
         self.addCleanup(setattr, owner, name, before)
 
     def lines(self, **env):
-        environ = {name: value for name, value in dict(self.home.env, **env).items() if value is not None}
-        found = doctor.examine(contract.Settings(environ, []), environ)
+        variables = {name: value for name, value in dict(self.home.env, **env).items() if value is not None}
+        found = doctor.examine(contract.Settings(variables, []), variables)
         return {line["check"]: line for line in found}
 
     def line(self, check, **env):
@@ -362,6 +363,30 @@ class TheAppServer(Case):
             server.bind(path)
             server.listen()
             self.assert_right("codex app-server", "listens on " + path)
+
+
+class AgysProgram(Case):
+    def test_that_is_not_to_be_found_is_named_until_it_is(self):
+        here = {"HOME": self.home.folder, "PATH": self.home.folder + "/bin"}
+        with environ(**here):
+            self.assertIn("put `agy` on PATH", self.assert_named("agy program", "is not woken", None, **here))
+            path = self.write("bin/agy", "#!/bin/sh\necho 1.2.4\n", 0o700)
+            self.assert_right("agy program", path, **here)
+
+
+class TheSpool(Case):
+    def test_with_files_of_an_open_session_is_named_until_its_own_hook_takes_them(self):
+        self.home.hook("codex", BOB, "SessionStart")
+        self.assert_right("spool")
+        folder = contract.spool_folders(self.home.db, self.home.env)[0]
+        self.addCleanup(shutil.rmtree, folder, True)
+        for path in (folder, os.path.join(folder, BOB)):
+            os.mkdir(path, 0o700)
+        with open(os.path.join(folder, BOB, "0" * 16), "w") as file:
+            file.write("no message\n")
+        self.assertIn("next tool call", self.assert_named("spool", "wait for a hook of " + BOB, None))
+        self.home.hook("codex", BOB, "PreToolUse")
+        self.assert_right("spool")
 
 
 class WhatAHookTakes(Case):
