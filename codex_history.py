@@ -434,8 +434,42 @@ def open_rollout(home, path):
     return open(descriptor, "rb")
 
 
-def markdown(file, full=False, redact=False):
-    """The pieces of a rollout as Markdown: what user and assistant said, and the tools; no ids, no metadata.
+def open_history(home, record, backend):
+    """[(open rollout, how many of its bytes count or None)] of a session, oldest first. NotPossible, as open_rollout.
+
+    The rollout of a fork holds only what is its own, and says where in which session it went off (0.156.1, 0.171.0).
+    """
+    parts, end, seen = [], None, set()
+    while True:
+        file = open_rollout(home, record["rollout"])
+        parts.insert(0, (file, end))
+        seen.add(record["session"])
+        session, end = _history_base(file)
+        if session is None:
+            return parts
+        record = None if session in seen else ask(home, backend, lambda index: index.session(session))[0]
+        if record is None:
+            raise NotPossible("it was forked from the session %s, which is not there any more" % session)
+
+
+def _history_base(file):
+    """(session, bytes of its rollout) that a rollout begins with; (None, None) for one with a beginning of its own."""
+    try:
+        first = json.loads(file.readline(LONGEST_RECORD))
+        base = first["payload"].get("history_base") if first["type"] == "session_meta" else None
+        if UUID.fullmatch(base["thread_id"]) and type(base["end_byte_offset"]) is int:
+            return base["thread_id"], max(0, base["end_byte_offset"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        pass
+    finally:
+        file.seek(0)
+    return None, None
+
+
+def markdown(parts, full=False, redact=False):
+    """The pieces of a session as Markdown: what user and assistant said, and the tools; no ids, no metadata.
+
+    parts: as open_history gives them; each is closed.
 
     Every text stands in a fence that is longer than any in it, so none can end its own place. full: nothing is cut,
     and the reasoning that Codex shows is there too. redact: well-known shapes of secrets are masked. Memory does not
@@ -443,7 +477,7 @@ def markdown(file, full=False, redact=False):
     """
     yield HEADER
     texts = unread = 0
-    for item in _items(file, full):
+    for item in _items(parts, full):
         if item is None:
             unread += 1
             continue
@@ -478,11 +512,11 @@ def fenced(text):
     yield fence if text.endswith("\n") else "\n" + fence
 
 
-def _items(file, full):
+def _items(parts, full):
     """(heading, text, whether it may be cut) of each thing said, in order; None for a record that cannot be read."""
     # Integers as floats: a huge one would take quadratic time, and none is needed.
     decode = json.JSONDecoder(parse_int=float).decode
-    for line in _lines(file):
+    for line in _lines(parts):
         if line is None:
             yield None
         elif b'"response_item"' in line:
@@ -496,20 +530,25 @@ def _items(file, full):
                 yield from _said(payload, full)
 
 
-def _lines(file):
-    """The lines of a file, None in place of one that is too long."""
-    while True:
-        line = file.readline(LONGEST_RECORD)
-        if not line:
-            return
-        if len(line) < LONGEST_RECORD or line.endswith(b"\n"):
-            yield line
-            continue
-        wanted = b'"response_item"' in line[:1000]
-        while line and not line.endswith(b"\n"):
-            line = file.readline(1 << 16)
-        if wanted:
-            yield None
+def _lines(parts):
+    """The lines of all parts, None in place of one that is too long."""
+    for file, left in parts:
+        left = 1 << 62 if left is None else left
+        with file:
+            while left > 0:
+                line = file.readline(min(LONGEST_RECORD, left))
+                left -= len(line)
+                if not line:
+                    break
+                if len(line) < LONGEST_RECORD or line.endswith(b"\n"):
+                    yield line
+                    continue
+                wanted = b'"response_item"' in line[:1000]
+                while line and not line.endswith(b"\n"):
+                    line = file.readline(min(1 << 16, left))
+                    left -= len(line)
+                if wanted:
+                    yield None
 
 
 def _said(payload, full):

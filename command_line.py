@@ -825,7 +825,7 @@ def _install_arguments(parser):
     parser.add_argument("--dry-run", action="store_true", help="print what would change; change nothing")
 
 
-PROGRAMS = ("bin/xmsg", "bin/xmsg-find-session")
+PROGRAMS = ("bin/xmsg", "bin/xmsg-find-session", "bin/codex-history")
 # Measured: Claude Code 2.1.281 and 2.1.332 take hooks into a running session, Codex 0.156.1 and 0.171.0 do not.
 WHAT_IS_NEXT = {
     "claude": "Claude Code: open sessions have the hooks from their next prompt on; messages wake them while they are "
@@ -1130,12 +1130,12 @@ def _refuse_registered(settings, session):
 def _history_export(home, options, out):
     import codex_history
     record = _history_target(home, options)
-    with codex_history.open_rollout(home, record["rollout"]) as rollout:
-        pieces = codex_history.markdown(rollout, options.full, options.redact)
-        if not options.output:
-            sys.stdout.writelines(pieces)
-            return 0
-        path = write_whole(os.path.expanduser(options.output), pieces)
+    parts = codex_history.open_history(home, record, options.backend)
+    pieces = codex_history.markdown(parts, options.full, options.redact)
+    if not options.output:
+        sys.stdout.writelines(pieces)
+        return 0
+    path = write_whole(os.path.expanduser(options.output), pieces)
     if options.json:
         print_json({"session": record["session"], "output": path}, out)
     else:

@@ -630,6 +630,27 @@ class AnExport(Case):
         for word in ("msg_", "fc_1", "call_1", "ENCRYPTED", "SKILLS", "BASE", "SUMMARY", session, "environment_context"):
             self.assertNotIn(word, self.export(session, "--full"))
 
+    def test_of_a_fork_begins_with_what_it_was_forked_from_as_far_as_that_counts(self):
+        def meta(**base):
+            return {"timestamp": "x", "type": "session_meta", "payload": dict({"id": "x"}, **base)}
+        lines = [json.dumps(record).encode() + b"\n" for record in (
+            meta(), said("user", "first"), said("assistant", "one"), said("user", "only in the first"))]
+        first = self.session(lines)
+        base = {"thread_id": first, "end_ordinal_exclusive": 3, "end_byte_offset": sum(map(len, lines[:3]))}
+        second = [json.dumps(record).encode() + b"\n" for record in (meta(history_base=base), said("user", "second"))]
+        fork = self.session(second + [said("user", "only in the second")])
+        third = self.session([meta(history_base={"thread_id": fork, "end_byte_offset": sum(map(len, second))}),
+                              said("user", "third")], source="vscode")
+        self.assertEqual(["first", "one", "second", "only in the second"],
+                         [text for _, text, _ in read_markdown(self.export(fork))])
+        self.assertEqual(["first", "one", "second", "third"], [text for _, text, _ in read_markdown(self.export(third))])
+        round_about = session_id(next(self.numbers) + 1)
+        for base in (round_about, session_id(9999)):
+            session = self.session([meta(history_base={"thread_id": base, "end_byte_offset": 9}), said("user", "x")])
+            self.assertIn("forked from", self.history("export", session, status=7))
+        for base in ({}, 7, {"thread_id": first, "end_byte_offset": "9"}, {"thread_id": "../x", "end_byte_offset": 9}):
+            self.assertEqual(["own"], [text for _, text, _ in self.texts([meta(history_base=base), said("user", "own")])])
+
     def test_of_an_older_codex_tells_its_context_by_how_it_begins(self):
         records = [said("user", start + "x") for start in codex_history.NOT_SAID] + [
             said("user", "mine"), said("user", "see <environment_context>"), said("developer", "rules")]
@@ -710,7 +731,7 @@ class AnExport(Case):
             with tempfile.TemporaryFile() as file:
                 file.write(b"".join(lines))
                 file.seek(0)
-                out = "".join(codex_history.markdown(file, full=True, redact=chance.random() < 0.5))
+                out = "".join(codex_history.markdown([(file, None)], full=True, redact=chance.random() < 0.5))
             read_markdown(out)
             self.assertEqual([], [char for char in out if codex_history.BAD_CHARACTERS.match(char)])
             out.encode("utf-8")

@@ -524,7 +524,8 @@ class TheInstallation(HomeCase):
     def test_on_a_machine_without_hosts_says_so_and_leaves_nothing(self):
         before = self.tree()
         self.assertIn("no host was found", self.home.xmsg("install"))
-        self.assertEqual([".local", ".local/bin", ".local/bin/xmsg", ".local/bin/xmsg-find-session"],
+        self.assertEqual([".local", ".local/bin", ".local/bin/codex-history", ".local/bin/xmsg",
+                          ".local/bin/xmsg-find-session"],
                          [os.path.relpath(path, self.home.folder) for path in self.tree()])
         self.assertIn("rm -r %s" % os.path.dirname(self.home.db), self.home.xmsg("uninstall"))
         self.assertEqual(before, self.tree())
@@ -542,7 +543,7 @@ class TheInstallation(HomeCase):
         self.assertNotIn("next", again)
         self.assertNotIn("PATH", again)
         changes = self.home.json("uninstall")["changes"]
-        self.assertEqual(["removed"] * 5, [change["action"] for change in changes])
+        self.assertEqual(["removed"] * 6, [change["action"] for change in changes])
         self.assertEqual(before, self.tree())
 
     def test_with_a_file_that_it_cannot_change_does_the_rest_and_says_what_it_did(self):

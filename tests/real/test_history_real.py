@@ -25,7 +25,7 @@ ALL_KINDS = ["cli", "vscode", "exec", "appServer", "subAgent", "unknown"]
 
 
 class History(RealCase):
-    """Four sessions: of `codex exec` and of a TUI, at two providers; one is renamed, one is archived."""
+    """Five sessions: of `codex exec` and of a TUI, at two providers; one is renamed, one archived, one a fork."""
 
     kinds = ("codex",)
 
@@ -51,10 +51,19 @@ class History(RealCase):
                 host.prompt("fourth-%d " % number + directive(say("reply-%d" % number)))
                 host.wait_idle()
             cls.fourth = host.session_id
+        with CodexDaemon(cls.home, version) as daemon, CodexRpc(daemon.socket) as rpc:
+            cls.fork = rpc.call("thread/fork", {"threadId": cls.third})["thread"]["id"]
+            rpc.call("turn/start", {"threadId": cls.fork, "input": [
+                {"type": "text", "text": "fork " + directive(say("forked"))}]})
+            wait_until(lambda: '"last_agent_message":"forked"' in cls.rollout(cls.fork), "the end of the fork's turn")
         cls.sessions = list(dict.fromkeys(record["session"] for record in cls.home.openai.log.requests()
                                           if record["session"]))
         with CodexDaemon(cls.home, version) as daemon:
             daemon.call("thread/archive", threadId=cls.sessions[0])
+
+    @classmethod
+    def rollout(cls, session):
+        return "".join(path.read_text() for path in cls.home.codex_home.glob("sessions/*/*/*/*%s.jsonl" % session))
 
     @classmethod
     def tui(cls, **options):
@@ -81,7 +90,7 @@ class History(RealCase):
                                self.seconds(one["updated_at"]), one["archived"]) for one in report["sessions"]]
                     self.assertEqual(sorted(expected, key=lambda row: (row[5], row[0]), reverse=True), listed)
         self.assertEqual({("the plan", "scripted")}, {row[1:3] for row in listed if row[0] == self.third})
-        self.assertEqual(4, len(listed))
+        self.assertEqual(5, len(listed))
         self.assertEqual([self.sessions[0]], [row[0] for row in listed if row[6]])
         self.assertIn("database", self.stderr("list"))
 
@@ -97,6 +106,7 @@ class History(RealCase):
     def test_exports_each_message_of_the_models_log_once_in_order_and_nothing_else(self):
         for session in self.sessions:
             self.assert_export_is_whole(session)
+        self.assertIn("fork ", self.history("export", self.fork))
 
     def assert_export_is_whole(self, session):
         requests = self.home.openai.log.of_session(session)
