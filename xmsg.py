@@ -612,6 +612,8 @@ def run_hook(settings, host, event, payload, stderr=None):
 def _serve(store, call):
     now, session = now_ms(), call["session"]
     seen_before = store.peer(session)
+    if call["host"] == "agy" and not call["transcript"]:
+        call["transcript"] = _agy_transcript(session)
     if call["host"] == "agy" and (call["turn_begins"] or call["event"] == "Stop"):
         _add_summary(call)
     peer = register_session(store, call, now)
@@ -1038,6 +1040,13 @@ def _agy_learn(store, version, shape, took):
     takes = _agy_takes(store, version)
     if takes.get(shape) is None or took:
         store.set_meta("agy-takes:" + version, json.dumps(dict(takes, **{shape: took})))
+
+
+def _agy_transcript(session):
+    """Where agy keeps a session's transcript if its payload does not tell, "" if it is not there."""
+    import agy_delivery
+    import transcripts
+    return transcripts.transcript_path("agy", session, [agy_delivery.data_dir(os.environ)]) or ""
 
 
 def _add_summary(call):

@@ -325,7 +325,7 @@ class AnInjection(AgyHome):
         return host
 
     def hook(self, event="PreInvocation", host=None, **fields):
-        return (host or self.agy).hook("agy", AGY, event, transcriptPath=self.transcript, **fields)
+        return (host or self.agy).hook("agy", AGY, event, **dict({"transcriptPath": self.transcript}, **fields))
 
     def invoke(self, number=0, host=None, **fields):
         """PreInvocation's (shape, text), (None, None) if it injects nothing."""
@@ -469,6 +469,15 @@ class AnInjection(AgyHome):
         self.step("USER_INPUT", "the host had stopped all the same", "USER_EXPLICIT")
         self.assertEqual(("systemMessage", FROM + "\ntwo"), self.invoke())
         self.assertEqual(["hook-inflight"], self.states(row))
+
+    def test_is_traced_where_agy_keeps_its_transcripts_if_no_payload_tells(self):
+        self.store._execute("update peers set transcript = ''")
+        row = self.queue()
+        self.step("USER_INPUT", "hello", "USER_EXPLICIT")
+        text = self.invoke(transcriptPath=None)[1]
+        self.step("SYSTEM_MESSAGE", FRAME % text)
+        self.assertIsNone(self.hook("Stop", executionNum=0, transcriptPath=None))
+        self.assertEqual(["delivered"], self.states(row))
 
     def test_leaves_zero_fields_to_be_absent(self):
         self.queue()
