@@ -462,12 +462,22 @@ def _wake_once(store, session, lock):
                                         phrase("kick", settings))
     log, before = os.path.join(os.path.dirname(settings.db), "agy-wake.log"), _waiting_ids(store, session)
 
+    # Neither a full disk nor a busy store may end what is under way.
+    def write_log(data):
+        try:
+            append_log(log, data)
+        except OSError:
+            pass
+
     def started(pid):
-        append_log(log, ("== %s, pid %d\n" % (session, pid)).encode())
-        _note_waiting(store, session, before, "agy-wake started: pid %d, log %s" % (pid, log))
+        write_log(("== %s, pid %d\n" % (session, pid)).encode())
+        try:
+            _note_waiting(store, session, before, "agy-wake started: pid %d, log %s" % (pid, log))
+        except StoreError as error:
+            note_fault(settings, "agy-wake", error)
     try:
         status, last = agy_delivery.run_wake(
-            command, agy_delivery.clean_environment(os.environ), workspace, lambda data: append_log(log, data),
+            command, agy_delivery.clean_environment(os.environ), workspace, write_log,
             duration_seconds(settings.agy_wake_timeout), started)
         why = "it left with status %d and took no mail%s" % (status, ": " + one_line(last) if last else "")
     except OSError as error:

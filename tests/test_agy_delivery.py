@@ -749,6 +749,14 @@ class AWake(AgyHome):
             self.store.move(self.store.by_id(1), "cancelled", contract.now_ms())
         self.wait_quiet()
 
+    def test_needs_no_log(self):
+        os.mkdir(self.log)
+        self.send("mail")
+        wait_until(lambda: "mail" in self.read("hook.out"), "the hook of the woken agy")
+        self.wait_quiet()
+        self.assertEqual("", self.home.faults())
+        self.assertNotIn("failed", " ".join(event["detail"] or "" for event in self.store.events(1)))
+
     def test_is_over_when_agy_is_though_a_child_holds_its_output_and_ends_with_its_time(self):
         said = []
         for script, seconds, status, last in (("sleep 30 & echo $!; echo done", 10 * PATIENCE, 0, "done"),
