@@ -208,10 +208,13 @@ def session_status(session, pid, config_dirs):
     return "unknown"
 
 
-def find_inbox(session, config_dirs):
-    """(Session, None), or (None, reason) if nothing can be written to it. Of several, the one that was written
-    last."""
-    candidates = [record for record in sessions(config_dirs) if record.session == session]
+def find_inbox(session, config_dirs, records=None):
+    """(Session, None), or (None, reason) if nothing can be written to it. Of several, the one that was written last.
+
+    records: what sessions() has just told; read anew without them.
+    """
+    candidates = [record for record in (sessions(config_dirs) if records is None else records)
+                  if record.session == session]
     if not candidates:
         return None, "no running Claude Code has this session open"
     record = max(candidates, key=lambda found: (found.socket is not None, found.updated_at))

@@ -11,8 +11,8 @@ from contract import (ENDED, HOSTS, IN_FLIGHT, LONGEST_NAME, NoSuchTarget, NotPo
                       name_key, now_ms, one_line)
 from store import Store, is_unknown, myself, note_fault, record_interpreter, shown_state
 from xmsg import (NothingWritten, activity, all_peers, begins_other_ids, describe_peer, direct_facts,
-                  display_name, hook_main, is_live, project_root, render, resolve, resolve_one, route,
-                  sender_identity, show, take_spooled)
+                  display_name, hook_main, host_queue, host_queue_counts, is_live, project_root, render, resolve,
+                  resolve_one, route, sender_identity, show, take_spooled)
 from sending import (cancel, deliver_spooled, find_message, look_for_evidence, record_receipt, send,
                      send_from_sandbox, settle, wait_for_proof, waiting_word, wake)
 
@@ -39,28 +39,40 @@ def message_record(store, row):
             "state_at": iso(row["state_at"]), "confirmed_at": iso(row["confirmed_at"]), "evidence": row["evidence"]}
 
 
-def session_record(store, peer, queued, now):
-    """A session as JSON reports it. The hook queue is the only window yet, so reason says what it waits for."""
+def waiting_counts(store):
+    """({session: how many messages wait here}, {session: how many inputs wait in its host's own queue})."""
+    return store.queued_counts(), host_queue_counts(store)
+
+
+def session_record(store, peer, waiting, now):
+    """A session as JSON reports it. waiting: of waiting_counts()."""
+    queued, host_queued = (counts.get(peer["session"], 0) for counts in waiting)
     live = is_live(store, peer, now)
     windows, reason = route(direct_facts(store, peer, live))
-    return {"session": peer["session"], "short_id": store.short_id(peer["session"]), "host": peer["host"],
+    return {"session": peer["session"], "host": peer["host"],
             "name": display_name(peer), "cwd": peer["cwd"],
             "project": peer["project"], "model": peer["model"], "permission_mode": peer["permission_mode"],
             "pid": peer["pid"], "live": live, "activity": activity(peer) if live else "unknown",
             "seen_at": iso(store.seen_at(peer)),
-            "queued": queued.get(peer["session"], 0), "host_queued": 0, "direct": bool(windows),
+            "queued": queued, "host_queued": host_queued, "direct": bool(windows),
             "window": windows[0] if windows else "hook",
             "reason": reason if live else "not open", "hooks": iso(peer["hook_seen"]),
             "successor": peer["successor"]}
 
 
 def session_records(store, everything=False, project=None, query=None):
-    """The registered sessions, live ones first: by default those that are live or have mail waiting."""
-    now, queued = now_ms(), store.queued_counts()
-    records = [session_record(store, peer, queued, now) for peer in all_peers(store)
-               if (project is None or peer["project"] == project) and (query is None or _mentions(peer, query))]
-    records = [record for record in records if everything or record["live"] or record["queued"]]
+    """The sessions that are registered or open, live ones first: by default the live ones and those with mail."""
+    now, waiting = now_ms(), waiting_counts(store)
+    peers = [peer for peer in all_peers(store)
+             if (project is None or peer["project"] == project) and (query is None or _mentions(peer, query))
+             and (everything or peer["session"] in waiting[0] or is_live(store, peer, now))]
+    records = [session_record(store, peer, waiting, now) for peer in peers]
     return sorted(records, key=lambda record: not record["live"])
+
+
+def sessions_json(store, records):
+    """Sessions as JSON reports them, with the shortest id that is an address for each."""
+    return {"sessions": [dict(record, short_id=store.short_id(record["session"])) for record in records]}
 
 
 def _mentions(peer, query):
@@ -140,21 +152,27 @@ def table(heads, rows, flexible, width=None):
     return [paint(lines[0], "bold")] + lines[1:]
 
 
-def session_lines(records, now):
+def session_lines(store, records, now):
     if not records:
         return ["no session is open here that xmsg knows; a session appears with its first hook (`xmsg install` adds "
                 "them, `xmsg doctor` checks them); `xmsg list --all` shows ended ones"]
     # A cut id is no address; its unique beginning is one.
-    session = "short_id" if 0 < terminal_width() < 100 else "session"
+    narrow = 0 < terminal_width() < 100
     return table(["NAME", "SESSION", "HOST", "OPEN", "SEEN", "MAIL", "FOLDER"], [
-        [record["name"] or "-", record[session], record["host"],
+        [record["name"] or "-", store.short_id(record["session"]) if narrow else record["session"], record["host"],
          ("yes" if record["activity"] == "unknown" else record["activity"]) if record["live"] else "no",
-         age(now - _ms(record["seen_at"])), record["queued"] or "-", record["cwd"]] for record in records], [6, 0])
+         age(now - _ms(record["seen_at"])), _mail(record), record["cwd"]] for record in records], [6, 0])
+
+
+def _mail(record):
+    """What waits for a session: messages, and what stands in its host's own queue."""
+    own = "+%d in %s" % (record["host_queued"], record["host"].capitalize()) if record["host_queued"] else ""
+    return "%d%s" % (record["queued"], own) if own else record["queued"] or "-"
 
 
 def _ms(text):
-    import calendar
-    return calendar.timegm(time.strptime(text[:19], "%Y-%m-%dT%H:%M:%S")) * 1000 + int(text[20:23])
+    from datetime import datetime
+    return int(datetime.fromisoformat(text[:-1] + "+00:00").timestamp() * 1000)
 
 
 def describe_state(row, now):
@@ -388,8 +406,11 @@ def _parser(name, about):
             raise UsageError("%s; `xmsg %s --help` explains it%s" % (
                 message, name, " (a text that begins with - comes after --, or by stdin)" if name == "send" else ""))
 
+    def formatter(prog):  # argparse makes one for each argument, and without a width imports shutil, which takes 8 ms
+        return argparse.RawDescriptionHelpFormatter(prog, width=terminal_width() or 100)
+
     parser = Parser(prog="xmsg " + name, description=about[0].upper() + about[1:] + ".", allow_abbrev=False,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
+                    formatter_class=formatter)
     parser.add_argument("--json", action="store_true", help="print JSON, errors too")
     return parser
 
@@ -547,9 +568,9 @@ def run_list(options, settings, out):
     project = project_root(options.project) if options.project else None
     records = session_records(store, options.all, project)
     if options.json:
-        print_json({"sessions": records}, out)
+        print_json(sessions_json(store, records), out)
     else:
-        for line in session_lines(records, now_ms()):
+        for line in session_lines(store, records, now_ms()):
             out(line)
     return 0
 
@@ -559,19 +580,32 @@ def _queue_arguments(parser):
     parser.add_argument("--limit", type=int, default=50, metavar="N")
 
 
+HOST_QUEUE_NOTE = ("In Codex's own queue, for the turn after the running one. It has no priorities, and --urgent does "
+                   "not touch it. In Codex, Enter steers the running turn and Tab queues the next.")
+
+
 def run_queue(options, settings, out):
     store = Store(settings, write=False)
     target = resolve_one(store, options.name)["session"] if options.name else None
     rows = store.queued(target, options.limit)
+    others = [item for item in host_queue(store) if target in (None, item["session"])][:options.limit]
     if options.json:
-        print_json({"messages": [message_record(store, row) for row in rows]}, out)
-    elif not rows:
-        out("nothing waits")
-    else:
-        now = now_ms()
+        print_json({"messages": [message_record(store, row) for row in rows],
+                    "host_queue": [dict(item, created_at=iso(item["created_at"])) for item in others]}, out)
+        return 0
+    now = now_ms()
+    if rows:
         for line in table(["ID", "TO", "FROM", "WAITS", "PRIO", "TEXT"], [
                 [row["id"], row["target"], row["sender_label"], age(now - row["created_at"]), row["priority"],
                  row["body"][:200]] for row in rows], [5, 2]):
+            out(line)
+    else:
+        out("nothing waits" if not others else "nothing waits for a hook")
+    if others:
+        out("\n" + HOST_QUEUE_NOTE)
+        for line in table(["TO", "NAME", "WAITS", "TEXT"], [
+                [item["session"], item["name"] or "-", age(now - item["created_at"]), item["text"][:200] or "(no text)"]
+                for item in others], [3, 1]):
             out(line)
     return 0
 
@@ -750,7 +784,8 @@ def run_name(options, settings, out):
         _check_name(store, label, session)
     store.set_name(session, label)
     if options.json:
-        print_json({"sessions": [session_record(store, store.peer(session), store.queued_counts(), now_ms())]}, out)
+        record = session_record(store, store.peer(session), waiting_counts(store), now_ms())
+        print_json(sessions_json(store, [record]), out)
     else:
         out("%s is now called %s: `xmsg send %s ...`" % (session, label, label) if label
             else "%s has no given name any more" % session)
@@ -782,19 +817,19 @@ def run_find(options, settings, out):
     store = Store(settings, write=False)
     if options.exact:
         peer = resolve_one(store, options.query or "")
-        records = [session_record(store, peer, store.queued_counts(), now_ms())]
+        records = [session_record(store, peer, waiting_counts(store), now_ms())]
     else:
         records = session_records(store, everything=True, query=options.query)
     if not records:
         raise NoSuchTarget("%s; `xmsg list --all` shows every session that is known"
                            % ("nothing matches %r" % options.query if options.query else "no session is known yet"))
     if options.json:
-        print_json({"sessions": records}, out)
+        print_json(sessions_json(store, records), out)
     elif options.exact or options.ids_only:
         for record in records:
             out(record["session"])
     else:
-        for line in session_lines(records, now_ms()):
+        for line in session_lines(store, records, now_ms()):
             out(line)
     return 0
 
@@ -1225,7 +1260,7 @@ COMMANDS = {
     "outbox": (_outbox_arguments, run_outbox, "what became of what this session sent"),
     "inbox": (_inbox_arguments, run_inbox, "what came to this session, again; or one message, whole"),
     "show": (_message_argument, run_show, "the whole story of one message"),
-    "queue": (_queue_arguments, run_queue, "what waits, in the order in which it goes"),
+    "queue": (_queue_arguments, run_queue, "what waits, in the order in which it goes, also in Codex's own queue"),
     "cancel": (_message_argument, run_cancel, "withdraw a message that nobody has seen"),
     "resolve": (_resolve_arguments, run_resolve, "settle a message whose fate is UNKNOWN"),
     "name": (_name_arguments, run_name, "give a session a name to be reached by"),

@@ -247,10 +247,15 @@ def _has_proc():
 
 def _read(pid, name):
     try:
-        with open("%s/%d/%s" % (_proc(), pid, name), "rb") as file:
-            return file.read(1 << 20)
+        descriptor = os.open("%s/%d/%s" % (_proc(), pid, name), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return b""
+    try:
+        return os.read(descriptor, 1 << 17 if name == "cmdline" else 4096)
+    except OSError:  # the process has just ended
+        return b""
+    finally:
+        os.close(descriptor)
 
 
 def _stat(pid):

@@ -5,7 +5,7 @@ import time
 from contract import (ENDED, IN_FLIGHT, NoSuchTarget, NotPossible, OUTCOME_STATES, StoreError, StoreReadOnly,
                       UsageError, WINDOWS, clean_body, duration_seconds, now_ms, one_line, phrase)
 from store import append_log, holder_lives, is_unknown, myself, note_fault, shown_state
-from xmsg import (claude_dirs, direct_facts, found_sessions, presence_folder, render, resolve, route, sender_identity,
+from xmsg import (claude_dirs, direct_facts, found, presence_folder, render, resolve, route, sender_identity,
                   settle_injections, source_lines, waiter_lock, waiter_path)
 
 BURST_MS = 250  # messages to a session of agy that has left, so close together, wake it once
@@ -88,7 +88,7 @@ def deliver_spooled(store, uids):
             if row and row["state"] == "queued":
                 later.append(uid) if row["target"] in batch else batch.setdefault(row["target"], row)
         rows, uids = list(batch.values()), later
-        peers = [(found_sessions(store).get(row["target"]) or store.peer(row["target"]), row) for row in rows]
+        peers = [(found(store).sessions.get(row["target"]) or store.peer(row["target"]), row) for row in rows]
         # No process above this one is the sender's: what its host reports of itself proves nothing here.
         for session in {row["sender_session"] for row in rows}:
             sender = {"kind": "agent", "host": "codex", "session": session, "self": session, "process": None}
@@ -277,7 +277,7 @@ def look_for_evidence(store, targets, seconds=1.0):
     import transcripts
     deadline, settled = time.monotonic() + seconds, []
     for target in targets:
-        peer = store.peer(target) or found_sessions(store).get(target)  # one without hooks is not registered
+        peer = store.peer(target) or found(store).sessions.get(target)  # one without hooks is not registered
         if peer and peer["host"] == "agy":
             settled += settle_injections(store, {"session": target, "transcript": _transcript(peer)}, now_ms())
         rows = [row for row in store.unproven(target) if row["state"] not in IN_FLIGHT or not holder_lives(row)]

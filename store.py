@@ -106,7 +106,7 @@ class Store:
     def __init__(self, settings, write=True, busy_seconds=2.0):
         self.settings, self.path, self.hints = settings, settings.db, settings.db + ".hints"
         self.sandboxed = None  # what xmsg.in_sandbox() has found, once a command
-        self.found = None  # what xmsg.found_sessions() has read of the hosts, once a command
+        self.found = None  # what xmsg.found() has read of the hosts, once a command
         if write:
             self._prepare_files()
             self._connect(self.path, busy_seconds)
@@ -171,9 +171,9 @@ class Store:
 
     def _connect_read_only(self, busy_seconds):
         """immutable is right only where nobody writes and there is no -wal: a sandbox that denies every write."""
-        from urllib.parse import quote
         for option in ("mode=ro", "mode=ro&immutable=1"):
-            self._db = sqlite3.connect("file:%s?%s" % (quote(self.path), option), uri=True, timeout=busy_seconds,
+            escaped = self.path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+            self._db = sqlite3.connect("file:%s?%s" % (escaped, option), uri=True, timeout=busy_seconds,
                                        isolation_level=None)
             self._db.row_factory = sqlite3.Row
             try:

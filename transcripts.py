@@ -14,7 +14,6 @@ import os
 import re
 import stat
 import time
-from calendar import timegm
 from collections import namedtuple
 
 SESSION_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,127}\Z")
@@ -23,6 +22,8 @@ LINE_LIMIT = 4 * 1024 * 1024
 # Records are written in the order of their times, give or take the time that a queued one waited for a running tool.
 DISORDER_MS = 10 * 60 * 1000
 FOLDERS_LIMIT = 5000
+TITLE_BYTES = 128 * 1024
+ACTIVITY_BYTES = 64 * 1024
 _TIME = re.compile(rb'"(?:timestamp|created_at)": ?"([^"]{1,40})"')
 
 Evidence = namedtuple("Evidence", "by at name")
@@ -106,6 +107,63 @@ def _folders(path):
         return sorted(os.listdir(path), reverse=True)[:FOLDERS_LIMIT]
     except OSError:
         return []
+
+
+# ---- what a session is called, and does ------------------------------------------------------------------------------
+
+def claude_title(config, session, cwd, path=None):
+    """The title that a user gave a Claude Code session, "" if none is found.
+
+    The newest custom-title record at the end of its transcript (`--name`, `/rename`; written again after every turn),
+    else the custom-title.json that /rename leaves beside it. path: the transcript, else it is looked for where a
+    session that began in cwd has it.
+    """
+    if not SESSION_ID.match(session or ""):
+        return ""
+    path = path or os.path.join(config, "projects", re.sub("[^0-9A-Za-z]", "-", cwd or ""), session + ".jsonl")
+    tail = newest_bytes(path, TITLE_BYTES)
+    end = tail.rfind(b'"custom-title"')
+    while end >= 0:
+        start = tail.rfind(b"\n", 0, end) + 1
+        record = _parse(tail[start:].partition(b"\n")[0]) or {}
+        if record.get("type") == "custom-title" and record.get("sessionId") == session:
+            return record["customTitle"] if isinstance(record.get("customTitle"), str) else ""
+        end = tail.rfind(b'"custom-title"', 0, start)
+    record = _parse(newest_bytes(path[:-len(".jsonl")] + "/custom-title.json", TITLE_BYTES)) or {}
+    return record["customTitle"] if isinstance(record.get("customTitle"), str) else ""
+
+
+def codex_activity(path, since):
+    """What an open Codex thread does by the last turn in its rollout: idle or busy; unknown if its end tells of none.
+
+    since: when the thread was opened, in seconds; a turn that began before has ended with its process.
+    """
+    tail, mark = newest_bytes(path, ACTIVITY_BYTES), b'"type":"event_msg","payload":{"type":"'
+    began = tail.rfind(mark + b'task_started"')
+    ended = max(tail.rfind(mark + word) for word in (b'task_complete"', b'turn_aborted"'))
+    if ended > began:
+        return "idle"
+    record = _parse(tail[tail.rfind(b"\n", 0, began) + 1:].partition(b"\n")[0]) if began >= 0 else None
+    at = _milliseconds(record.get("timestamp")) if record else None
+    return "unknown" if at is None else "busy" if at >= int(since) * 1000 else "idle"
+
+
+def newest_bytes(path, size):
+    """The last bytes of a regular file, b"" if there is none."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return b""
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            return b""
+        size = min(size, status.st_size)
+        return os.pread(descriptor, size, status.st_size - size)
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
 
 
 # ---- what a message left there ---------------------------------------------------------------------------------------
@@ -302,6 +360,7 @@ def _milliseconds(text):
         if isinstance(text, str) else None
     if not match:
         return None
+    from calendar import timegm
     try:
         seconds = timegm(time.strptime(text[:19], "%Y-%m-%dT%H:%M:%S"))
     except (ValueError, OverflowError):

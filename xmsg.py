@@ -58,28 +58,74 @@ def _shared_root(dot_git):
     return os.path.dirname(common) if os.path.basename(common) == ".git" else common
 
 
-def found_sessions(store):
-    """The open sessions that the hosts themselves tell of, as {session: peer's row}, registered or not.
+class Found:
+    """What the hosts themselves tell, read once a command.
 
-    Claude Code's registry of its processes, the threads that Codex holds open, and agy's conversations. Read once a
-    command.
+    peers: every registered session's row, by id. sessions: the rows of those that are open, registered or not.
+    claude: {session: its host's records of it}. codex_homes: all that are known; telling_homes: those that tell
+    which of their threads are open. pids: of all processes.
     """
-    if store.found is None:
+
+    def __init__(self, store):
         import agy_delivery
         import claude_delivery
         import codex_delivery
-        store.found = {}
-        for record in claude_delivery.sessions(claude_delivery.config_dirs(os.environ)):
-            title = record.name if record.name_source in ("user", "peer") else ""
-            _add_found(store, "claude", record.session, pid=record.pid, pid_start=record.start, title=title or "",
-                       cwd=record.cwd or "")
-        for thread in codex_delivery.open_threads(codex_delivery.codex_home(os.environ)):
-            _add_found(store, "codex", thread["session"], title=thread["name"], cwd=thread["cwd"],
-                       model=thread["model"])
-        for found in agy_delivery.open_sessions(presence_folder(store), agy_delivery.data_dir(os.environ)):
-            if is_session_id(found["session"]):
-                _add_found(store, "agy", found.pop("session"), **found)
-    return store.found
+        import host_process
+        self.peers, self.sessions, self.telling_homes = {peer["session"]: peer for peer in store.peers()}, {}, set()
+        self.pids, self._projects = set(host_process.processes()), {}
+        self.claude, records = {}, claude_delivery.sessions(claude_delivery.config_dirs(
+            os.environ, self._homes("claude", claude_delivery.config_dir_of)))
+        for record in sorted(records, key=lambda record: (record.socket is not None, record.updated_at)):
+            self.claude.setdefault(record.session, []).append(record)
+            self._add("claude", record.session, pid=record.pid, pid_start=record.start, cwd=record.cwd or "",
+                      title=self._claude_title(record), activity=record.status)
+        self.codex_homes = self._homes("codex", codex_delivery.home_of) | {codex_delivery.codex_home(os.environ)}
+        for home in self.codex_homes:
+            threads = codex_delivery.open_threads(home)
+            if threads is None:
+                continue
+            self.telling_homes.add(home)
+            for thread in threads:
+                if thread["session"] in self.peers or codex_delivery.is_session(thread):
+                    self._add("codex", thread["session"], title=thread["name"], cwd=thread["cwd"],
+                              model=thread["model"], activity=_codex_activity(thread))
+        for conversation in agy_delivery.open_sessions(presence_folder(store), agy_delivery.data_dir(os.environ)):
+            if is_session_id(conversation["session"]):
+                self._add("agy", conversation.pop("session"), **conversation)
+
+    def _homes(self, host, home_of):
+        """The host's homes that sessions have reported, by their transcripts."""
+        return {home_of(peer["transcript"]) for peer in self.peers.values() if peer["host"] == host} - {None}
+
+    def _claude_title(self, record):
+        if record.name_source in ("user", "peer") and record.name:
+            return record.name
+        peer = self.peers.get(record.session)
+        if peer and peer["title"]:
+            return ""
+        import transcripts
+        return transcripts.claude_title(record.config_dir, record.session, record.cwd, peer and peer["transcript"])
+
+    def _add(self, host, session, **facts):
+        now = now_ms()
+        peer = self.peers.get(session) or {
+            "session": session, "host": host, "name": "", "name_key": "", "title": "", "title_key": "", "cwd": "",
+            "project": "", "model": "", "permission_mode": "", "transcript": "", "pid": None, "pid_start": None,
+            "successor": None, "first_seen": now, "last_seen": now, "hook_seen": None}
+        peer.update({key: clean_text(value) if isinstance(value, str) else value
+                     for key, value in facts.items() if value})
+        peer.update(title=one_line(peer["title"])[:LONGEST_NAME], successor=None)
+        peer.update(title_key=name_key(peer["title"]))
+        if not peer["project"] and peer["cwd"]:
+            if peer["cwd"] not in self._projects:
+                self._projects[peer["cwd"]] = project_root(peer["cwd"])
+            peer["project"] = self._projects[peer["cwd"]]
+        self.sessions[session] = peer
+
+
+def _codex_activity(thread):
+    import transcripts
+    return transcripts.codex_activity(thread["rollout"], thread["since"])
 
 
 def presence_folder(store):
@@ -88,26 +134,18 @@ def presence_folder(store):
     return store.settings.agy_presence_dir or os.path.join(agy_delivery.data_dir(os.environ), "presence")
 
 
-def _add_found(store, host, session, **facts):
-    now = now_ms()
-    peer = store.peer(session) or {
-        "session": session, "host": host, "name": "", "name_key": "", "title": "", "title_key": "", "cwd": "",
-        "project": "", "model": "", "permission_mode": "", "transcript": "", "pid": None, "pid_start": None,
-        "successor": None, "first_seen": now, "last_seen": now, "hook_seen": None}
-    peer.update({key: clean_text(value) if isinstance(value, str) else value for key, value in facts.items() if value})
-    peer.update(title=one_line(peer["title"])[:LONGEST_NAME], successor=None)
-    peer.update(title_key=name_key(peer["title"]))
-    if not peer["project"] and peer["cwd"]:
-        peer["project"] = project_root(peer["cwd"])
-    store.found[session] = peer
+def found(store):
+    """What the hosts tell of their sessions, read once a command."""
+    if store.found is None:
+        store.found = Found(store)
+    return store.found
 
 
 def all_peers(store):
     """Every session that is registered or open, the newest first."""
-    found = found_sessions(store)
-    peers = [found.get(peer["session"], peer) for peer in store.peers()]
-    known = {peer["session"] for peer in peers}
-    return [peer for session, peer in found.items() if session not in known] + peers
+    told = found(store)
+    return ([peer for session, peer in told.sessions.items() if session not in told.peers]
+            + list(told.peers.values()))
 
 
 def is_live(store, peer, now):
@@ -117,8 +155,8 @@ def is_live(store, peer, now):
     holds one session at a time, the one that was registered last. Where no fact is to be had, a session counts as live
     for XMSG_PEER_STALE_SECONDS after its last sign.
     """
-    import host_process
-    if store.found and peer["session"] in store.found:
+    told = store.found
+    if told and peer["session"] in told.sessions:
         return True
     if peer["successor"]:
         return False
@@ -127,6 +165,8 @@ def is_live(store, peer, now):
     if peer["host"] == "codex":
         import codex_delivery
         home = codex_delivery.home_of(peer["transcript"])
+        if told and home in told.telling_homes:
+            return False
         held = codex_delivery.writer(home, peer["session"]) if home else None
         if held is not None:
             return bool(held)
@@ -136,10 +176,12 @@ def is_live(store, peer, now):
         if held is not None:
             return bool(held)
     if peer["pid"]:
-        if not host_process.alive(peer["pid"], peer["pid_start"]):
+        import host_process
+        if told and peer["pid"] not in told.pids or not host_process.alive(peer["pid"], peer["pid_start"]):
             return False
         return store.peers_of_process(peer["pid"], peer["pid_start"])[0]["session"] == peer["session"]
-    return now - store.seen_at(peer) < store.settings.peer_stale_seconds * 1000
+    stale = now - store.settings.peer_stale_seconds * 1000
+    return peer["last_seen"] > stale or store.seen_at(peer) > stale
 
 
 def in_sandbox(store):
@@ -152,6 +194,8 @@ def in_sandbox(store):
 
 def activity(peer):
     """What an open session does: idle, busy or waiting (a dialog is open), unknown where its host does not tell."""
+    if "activity" in peer:  # told with the session itself
+        return peer["activity"]
     if peer["host"] == "agy":
         import agy_delivery
         data = agy_delivery.data_dir_of(peer["transcript"]) or agy_delivery.data_dir(os.environ)
@@ -161,6 +205,26 @@ def activity(peer):
         return "unknown"
     import claude_delivery
     return claude_delivery.session_status(peer["session"], peer["pid"], claude_dirs(peer))
+
+
+def host_queue_counts(store):
+    """{session: how many inputs wait in its host's own queue}; only Codex has one."""
+    import codex_delivery
+    counts = {}
+    for home in found(store).codex_homes:
+        counts.update(codex_delivery.queue_counts(home))
+    return counts
+
+
+def host_queue(store):
+    """What waits in Codex's own queue, as dicts: host, id, session, name, text, created_at (ms); in order a session."""
+    import codex_delivery
+    items = [dict(item, host="codex", name="") for home in sorted(found(store).codex_homes)
+             for item in codex_delivery.queued_items(home)]
+    for item in items:
+        peer = found(store).sessions.get(item["session"]) or store.peer(item["session"])
+        item.update(name=display_name(peer) if peer else "")
+    return items
 
 
 def process_of_session(host):
@@ -333,22 +397,22 @@ def _matches(store, word, host, now):
     full = present([word]) if is_session_id(word) and store.peer(word) else []
     if full:
         return full
-    found = found_sessions(store)
-    if word in found:
-        return of_host([found[word]])
+    told, key = found(store).sessions, name_key(word)
+    if word in told:
+        return of_host([told[word]])
     named = {peer["session"]: peer for peer in store.peers_named(word)}
-    named.update((session, peer) for session, peer in found.items() if peer["title_key"] and name_key(word) in (
-        peer["title_key"], peer["name_key"]))
+    named.update(told)  # an open session is called what its host calls it now
+    named = {session: peer for session, peer in named.items() if key and key in (peer["title_key"], peer["name_key"])}
     # A host's title is anybody's text: one that looks like the beginning of another session's id means that session.
-    named = of_host(peer for peer in named.values() if peer["name_key"] == name_key(word)
+    named = of_host(peer for peer in named.values() if peer["name_key"] == key
                     or not begins_other_ids(store, word, peer["session"]))
     pool = [peer for peer in named if is_live(store, peer, now)] or named
-    given = [peer for peer in pool if peer["name_key"] == name_key(word)]
+    given = [peer for peer in pool if peer["name_key"] == key]
     if pool:
         return given if len(given) == 1 else pool
     if len(word) >= SHORTEST_PREFIX and is_session_id(word):
         begun = present(peer["session"] for peer in store.peers_beginning(word))
-        begun += of_host(peer for session, peer in found.items()
+        begun += of_host(peer for session, peer in told.items()
                          if session.startswith(word) and not store.peer(session))
         if begun:
             return begun
@@ -423,14 +487,15 @@ def _route_to_agy(facts):
 
 def direct_facts(store, peer, direct):
     """What route() decides on, gathered for one target."""
-    facts = {"host": peer["host"], "direct": direct, "inbox_fault": None}
+    facts, told = {"host": peer["host"], "direct": direct, "inbox_fault": None}, store.found
     if direct and peer["host"] == "claude":
         import claude_delivery
         # After a first drop the host reports further ones late, and then not at all: silence would not be acceptance.
         if store.dropped_lately(peer["session"], now_ms() - 60000):
             facts["inbox_fault"] = "the host dropped a message less than a minute ago"
         else:
-            facts["inbox_fault"] = claude_delivery.find_inbox(peer["session"], claude_dirs(peer))[1]
+            facts["inbox_fault"] = claude_delivery.find_inbox(peer["session"], claude_dirs(peer),
+                                                              told and told.claude.get(peer["session"], []))[1]
     if direct and peer["host"] == "agy":
         facts["agy"] = _agy_facts(store, peer["session"])
     return facts
