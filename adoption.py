@@ -16,7 +16,7 @@ STATE = """
 MESSAGES = """
 insert into messages (id, uid, created_at, expires_at, state, state_at, window, detail, sender_kind, sender_label,
                       sender_host, sender_session, target, target_host, body, priority)
-select id, lower(hex(randomblob(8))), created_at * 1000, expires_at * 1000, """ + STATE + """,
+select id, (select lower(hex(randomblob(4)))) || printf('%%08x', id), created_at * 1000, expires_at * 1000, """ + STATE + """,
        coalesce(delivered_at, expired_at, created_at) * 1000,
        case when """ + STATE + """ = 'delivered' then delivered_event end,
        case """ + STATE + """ when 'expired' then 'expired or cancelled'
@@ -25,8 +25,8 @@ select id, lower(hex(randomblob(8))), created_at * 1000, expires_at * 1000, """ 
             when from_session != '' and from_tool in (%s) then 'agent' else 'unknown' end,
        from_label, case from_tool when 'notification' then '' else from_tool end,
        case when from_tool in (%s) then from_session else '' end, to_session,
-       coalesce((select tool from earlier_peers where session_id = to_session), ''), body, priority
-from earlier_messages"""
+       coalesce(tool, ''), body, priority
+from earlier_messages left join earlier_peers on session_id = to_session"""
 EVENTS = """
 insert into events (message, at, state, window, detail)
 select id, state_at, state, window, 'taken over from the earlier xmsg' from messages"""
@@ -57,9 +57,11 @@ def keep_copy(database, path):
 def adopt(database, create, raise_hint):
     """Turns the old tables into the new ones, inside the caller's transaction: all of it or nothing.
 
-    create("table"), create("index"): make the new ones; the indexes last, over whole tables. raise_hint(session): for
-    every session with mail.
+    create(what, partial=None): makes the new tables or indexes; the partial ones hold few of the rows and are free while
+    these come, the others are cheaper over a whole table. raise_hint(session): for every session with mail.
     """
+    # Pages that do not fit would go through the log more than once.
+    database.execute("pragma cache_size = -65536")
     columns = {table: [row[1] for row in database.execute("pragma table_info(%s)" % table)] for table in RENAMED}
     for table in RENAMED:
         if columns[table]:
@@ -71,14 +73,20 @@ def adopt(database, create, raise_hint):
         if column not in columns["peers"]:
             database.execute("alter table earlier_peers add column %s" % column)
     create("table")
+    create("index", partial=True)
     database.create_function("name_key", 1, name_key)
     hosts = ", ".join("'%s'" % host for host in HOSTS)
-    database.execute(MESSAGES % (hosts, hosts))
+    # The checks are of words that stand in these very statements, and cost as much as all the rest of a row.
+    database.execute("pragma ignore_check_constraints = on")
+    try:
+        database.execute(MESSAGES % (hosts, hosts))
+    finally:
+        database.execute("pragma ignore_check_constraints = off")
     database.execute(EVENTS)
     database.execute(PEERS)
     for table in RENAMED:
         if columns[table]:
             database.execute("drop table earlier_%s" % table)
-    create("index")
+    create("index", partial=False)
     for row in database.execute("select distinct target from messages where state = 'queued'").fetchall():
         raise_hint(row[0])

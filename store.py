@@ -227,9 +227,9 @@ class Store:
         return (self._one("pragma user_version")[0] == 0
                 and self._one("select 1 from pragma_table_info('messages') where name = 'to_session'") is not None)
 
-    def _create(self, what):
+    def _create(self, what, partial=None):
         for statement in TABLES.split(";\n"):
-            if statement.strip().startswith("create " + what):
+            if statement.strip().startswith("create " + what) and partial in (None, " where " in statement):
                 self._execute(statement)
 
     def _to_wal(self):
