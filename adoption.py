@@ -16,7 +16,8 @@ STATE = """
 MESSAGES = """
 insert into messages (id, uid, created_at, expires_at, state, state_at, window, detail, sender_kind, sender_label,
                       sender_host, sender_session, target, target_host, body, priority)
-select id, (select lower(hex(randomblob(4)))) || printf('%%08x', id), created_at * 1000, expires_at * 1000, """ + STATE + """,
+select id, (select lower(hex(randomblob(4)))) || printf('%%08x', id), created_at * 1000, expires_at * 1000,
+       """ + STATE + """,
        coalesce(delivered_at, expired_at, created_at) * 1000,
        case when """ + STATE + """ = 'delivered' then delivered_event end,
        case """ + STATE + """ when 'expired' then 'expired or cancelled'
@@ -57,8 +58,8 @@ def keep_copy(database, path):
 def adopt(database, create, raise_hint):
     """Turns the old tables into the new ones, inside the caller's transaction: all of it or nothing.
 
-    create(what, partial=None): makes the new tables or indexes; the partial ones hold few of the rows and are free while
-    these come, the others are cheaper over a whole table. raise_hint(session): for every session with mail.
+    create(what, partial=None): makes the new tables or indexes; the partial ones hold few of the rows and are free
+    while these come, the others are cheaper over a whole table. raise_hint(session): for every session with mail.
     """
     # Pages that do not fit would go through the log more than once.
     database.execute("pragma cache_size = -65536")

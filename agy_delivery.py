@@ -80,17 +80,16 @@ def open_sessions(folder, data):
 
 def _held(folder):
     """{conversation: pid} by the locks that are held."""
-    holders = host_process.flock_holders()
-    if not holders:
-        return {}
-    found = {}
     try:
         with os.scandir(folder) as entries:
-            # Only files whose inode holds a lock are looked at: agy never removes one.
-            held = [entry.name for entry in entries if str(entry.inode()) in holders]
+            files = [(str(entry.inode()), entry.name) for entry in entries]
     except OSError:
         return {}
-    for name in held:
+    holders, found = host_process.flock_holders() if files else None, {}
+    if not holders:
+        return {}
+    # Only files whose inode holds a lock are looked at: agy never removes one.
+    for name in [name for inode, name in files if inode in holders]:
         conversation, ending = os.path.splitext(name)
         pid = ending == ".lock" and host_process.flock_holder(os.path.join(folder, name), holders)
         if pid:
