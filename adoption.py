@@ -26,8 +26,8 @@ select id, (select lower(hex(randomblob(4)))) || printf('%%08x', id), created_at
             when from_session != '' and from_tool in (%s) then 'agent' else 'unknown' end,
        from_label, case from_tool when 'notification' then '' else from_tool end,
        case when from_tool in (%s) then from_session else '' end, to_session,
-       coalesce(tool, ''), body, priority
-from earlier_messages left join earlier_peers on session_id = to_session"""
+       coalesce(host, ''), body, priority
+from earlier_messages left join peers on session = to_session"""
 EVENTS = """
 insert into events (message, at, state, window, detail)
 select id, state_at, state, window, 'taken over from the earlier xmsg' from messages"""
@@ -77,6 +77,7 @@ def adopt(database, create, raise_hint):
     create("index", partial=True)
     database.create_function("name_key", 1, name_key)
     hosts = ", ".join("'%s'" % host for host in HOSTS)
+    database.execute(PEERS)
     # The checks are of words that stand in these very statements, and cost as much as all the rest of a row.
     database.execute("pragma ignore_check_constraints = on")
     try:
@@ -84,7 +85,6 @@ def adopt(database, create, raise_hint):
     finally:
         database.execute("pragma ignore_check_constraints = off")
     database.execute(EVENTS)
-    database.execute(PEERS)
     for table in RENAMED:
         if columns[table]:
             database.execute("drop table earlier_%s" % table)

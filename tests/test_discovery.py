@@ -454,13 +454,13 @@ class TheEarlierStore(HomeCase):
         self.assertGreater(killed, 4)
 
     def test_has_the_same_tables_and_indexes_afterwards_as_a_new_one(self):
-        self.open_store()
+        store = self.open_store()
         fresh = sqlite3.connect(":memory:")
         fresh.executescript(store_module.TABLES)
         names = "select type, name, sql from sqlite_master where sql is not null order by 1, 2"
         self.assertEqual(fresh.execute(names).fetchall(), self.home.sql(names))
         with self.assertRaises(sqlite3.IntegrityError):
-            self.home.sql("update messages set state = 'nonsense' where id = 1")
+            store._db.execute("update messages set state = 'nonsense' where id = 1")
 
 
 if __name__ == "__main__":
