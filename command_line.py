@@ -6,15 +6,17 @@ import sys
 import time
 
 from contract import (ENDED, HOSTS, IN_FLIGHT, LONGEST_NAME, NoSuchTarget, NotPossible, REFUSED_STATUS, RESERVED_NAMES,
-                      SETTINGS, STATES, STORED, Settings, StoreReadOnly, UNKNOWN_STATUS, UsageError, VERSION,
-                      WAIT_SECONDS, XmsgError, age, clean_text, clip, display_width, is_invisible, is_label,
+                      RemoteError, SETTINGS, STATES, STORED, Settings, StoreReadOnly, UNKNOWN_STATUS, UsageError,
+                      VERSION, WAIT_SECONDS, XmsgError, age, clean_text, clip, display_width, is_invisible, is_label,
                       name_key, now_ms, one_line)
 from store import Store, is_unknown, myself, note_fault, record_interpreter, shown_state
 from xmsg import (NothingWritten, activity, all_peers, begins_other_ids, describe_peer, direct_facts,
                   display_name, hook_main, host_queue, host_queue_counts, is_live, project_root, render, resolve,
                   resolve_one, route, sender_identity, show, take_spooled)
-from sending import (cancel, deliver_spooled, find_message, look_for_evidence, record_receipt, send,
-                     send_from_sandbox, settle, wait_for_proof, waiting_word, wake)
+from sending import (deliver_spooled, find_message, look_for_evidence, record_receipt, send_from_sandbox, waiting_word,
+                     wake)
+from forwarding import (ask_far, cancel, catch_up, check, list_everywhere, send, settle, split_target,
+                        wait_for_proof)
 
 
 # ---------------------------------------------------------------------------------------------------- reports
@@ -29,14 +31,30 @@ def iso(ms):
 def message_record(store, row):
     """A message as JSON reports it."""
     peer = store.peer(row["target"])
-    return {"id": row["id"], "uid": row["uid"], "state": row["state"], "unknown": is_unknown(row),
-            "window": row["window"], "detail": row["detail"],
-            "from": {"label": row["sender_label"], "host": row["sender_host"], "session": row["sender_session"],
-                     "kind": row["sender_kind"]},
-            "to": {"session": row["target"], "host": row["target_host"], "name": display_name(peer) if peer else ""},
-            "body": row["body"], "priority": row["priority"], "reply_to": row["reply_to"],
-            "created_at": iso(row["created_at"]), "expires_at": iso(row["expires_at"]),
-            "state_at": iso(row["state_at"]), "confirmed_at": iso(row["confirmed_at"]), "evidence": row["evidence"]}
+    # A sender on another machine is MACHINE:SESSION, a target there ALIAS:NAME.
+    machine, _, session = row["sender_session"].rpartition(":")
+    record = {"id": row["id"], "uid": row["uid"], "state": row["state"], "unknown": is_unknown(row),
+              "window": row["window"], "detail": row["detail"],
+              "from": {"label": row["sender_label"], "host": row["sender_host"], "session": session,
+                       "kind": row["sender_kind"]},
+              "to": {"session": row["target"], "host": row["target_host"], "name": display_name(peer) if peer else ""},
+              "body": row["body"], "priority": row["priority"], "reply_to": row["reply_to"],
+              "created_at": iso(row["created_at"]), "expires_at": iso(row["expires_at"]),
+              "state_at": iso(row["state_at"]), "confirmed_at": iso(row["confirmed_at"]), "evidence": row["evidence"]}
+    if machine:
+        record["from"]["machine"] = machine
+    if row.get("remote"):  # what has left a sandbox has no such column yet
+        record["to"].update(session=row["far_session"] or "", name=row["target"].partition(":")[2])
+        record["remote"] = {"alias": row["remote"], "id": row["far_id"], "state": row["far_state"],
+                            "at": iso(row["far_at"])}
+    return record
+
+
+def shown_target(row):
+    """Where a message goes, for people: the full id, with its machine in front if that is another one."""
+    if row["remote"] and row["far_session"]:
+        return "%s:%s" % (row["remote"], row["far_session"])
+    return one_line(row["target"])
 
 
 def waiting_counts(store):
@@ -177,24 +195,34 @@ def _ms(text):
 
 def describe_state(row, now):
     """What a sender wants to know of a message, in one phrase."""
-    state = shown_state(row)
+    state, where = shown_state(row), " on %s" % row["remote"] if row["remote"] else ""
+    if state == "UNKNOWN" and where and not row["far_state"]:
+        return ("UNKNOWN: the link to %s was lost; `xmsg outbox --refresh` sends it again, which makes no second one"
+                % row["remote"])
+    if state == "UNKNOWN" and where:
+        return "UNKNOWN%s, %s ago; `xmsg outbox --refresh` asks again, `xmsg resolve %d` settles it" % (
+            where, age(now - row["far_at"]), row["id"])
+    if state == "queued" and row["far_state"]:
+        return "queued%s, as of %s ago (`xmsg outbox --refresh` asks)" % (where, age(now - row["far_at"]))
     if state == "UNKNOWN":
         return ("UNKNOWN, and xmsg will not send it again; look there, then "
                 "`xmsg resolve %d --delivered|--requeue|--drop`" % row["id"])
     if state == "queued":
         left = row["expires_at"] - now
-        return "queued, %s%s" % ("%s left" % age(left) if left > 0 else "its time ran out",
-                                 ": " + one_line(row["detail"]) if row["detail"] else "")
+        return "queued%s, %s%s" % (", waits here for the way to %s" % row["remote"] if where else "",
+                                   "%s left" % age(left) if left > 0 else "its time ran out",
+                                   ": " + one_line(row["detail"]) if row["detail"] else "")
     if state == "delivered":
         confirmed = ", confirmed" if row["confirmed_at"] else ""
-        return "delivered %s ago by %s%s" % (age(now - row["state_at"]), row["window"] or "hand", confirmed)
-    return "%s %s ago%s" % (state, age(now - row["state_at"]), ": " + one_line(row["detail"]) if row["detail"] else "")
+        return "delivered%s %s ago by %s%s" % (where, age(now - row["state_at"]), row["window"] or "hand", confirmed)
+    return "%s%s %s ago%s" % (state, where, age(now - row["state_at"]),
+                              ": " + one_line(row["detail"]) if row["detail"] else "")
 
 
 def message_lines(rows, now, incoming=False):
     lines = []
     for row in rows:
-        other = "from %s" % row["sender_label"] if incoming else "-> %s" % row["target"]
+        other = "from %s" % row["sender_label"] if incoming else "-> %s" % shown_target(row)
         state, head = describe_state(row, now), "#%d  %s  " % (row["id"], one_line(other))
         color = STATE_COLORS.get(shown_state(row))
         if terminal_width() and display_width(head + state) > terminal_width():
@@ -212,24 +240,30 @@ def receipt(row, note):
     state = shown_state(row)
     word = {"UNKNOWN": "unknown", "direct-uncertain": "unknown"}.get(state, state)
     confirmed = ", confirmed" if row["confirmed_at"] else ""
-    detail = {"delivered": (row["window"] or "") + confirmed, "queued": "ttl %ds; direct: %s" % (
-        (row["expires_at"] - row["created_at"]) // 1000, note)}.get(state) or note or row["detail"] or ""
-    return "%s #%d -> %s  (from %s, %s)" % (word, row["id"], row["target"], one_line(row["sender_label"]),
+    waits = "direct" if not row["remote"] else "there #%d; direct" % row["far_id"] if row["far_state"] else "waits here"
+    detail = {"delivered": (row["window"] or "") + confirmed, "queued": "ttl %ds; %s: %s" % (
+        (row["expires_at"] - row["created_at"]) // 1000, waits, note)}.get(state) or note or row["detail"] or ""
+    return "%s #%d -> %s  (from %s, %s)" % (word, row["id"], shown_target(row), one_line(row["sender_label"]),
                                             one_line(detail))
 
 
-def story_lines(row, events, now):
+def story_lines(row, events, now, far_events=()):
     """One message, whole: who, what, and every move."""
     lines = ["#%d  %s  %s" % (row["id"], row["uid"], describe_state(row, now)),
              "from  %s%s" % (one_line(row["sender_label"]), "  %s:%s" % (row["sender_host"], row["sender_session"])
                              if row["sender_session"] else "  (%s)" % row["sender_kind"]),
-             "to    %s%s" % (row["target_host"] + ":" if row["target_host"] else "", row["target"])]
+             "to    %s%s" % (row["target_host"] + ":" if row["target_host"] and not row["remote"] else "",
+                             shown_target(row))]
     if row["reply_to"]:
         lines.append("reply to  %s" % row["reply_to"])
-    for event in events:
-        lines.append("  ".join(filter(None, (iso(event["at"]), event["state"], event["window"],
-                                             event["detail"] and one_line(event["detail"])))))
+    lines += [event_line(event) for event in events]
+    lines += ["%s  %s" % (row["remote"], event_line(event)) for event in far_events]
     return lines + ["", printable(row["body"])]
+
+
+def event_line(event):
+    return "  ".join(filter(None, (iso(event["at"]), event["state"], event["window"],
+                                   event["detail"] and one_line(event["detail"]))))
 
 
 def printable(text):
@@ -309,6 +343,8 @@ def _dispatch(arguments):
         return _deliver_command(rest)
     if name == "wake":
         return _wake_command(rest)
+    if name == "receive":
+        return _receive_command()
     json_wanted = "--json" in rest
     try:
         if name in ("-h", "--help", "help"):
@@ -379,6 +415,18 @@ def _deliver_command(uids):
     return 0
 
 
+def _receive_command():
+    """`xmsg receive`, which another machine runs here to send and to ask; the conversation is on stdin and stdout."""
+    from receiving import receive
+    try:
+        store = Store(Settings(os.environ))
+        record_interpreter(store.settings)
+        receive(store, lambda: session_records(store))
+    except XmsgError as error:
+        return _report_error(error, False)
+    return 0
+
+
 def _wake_command(arguments):
     """`xmsg wake SESSION`, the courier that `send` leaves behind for an offline session of agy."""
     settings = Settings(os.environ)
@@ -425,7 +473,8 @@ def print_json(value, out):
 def _send_arguments(parser):
     parser.add_argument("target", metavar="TARGET",
                         help="a name, a full session id or a unique start of one (4 characters or more); HOST:X within "
-                             "one host; all, project, or HOST: for everybody there but oneself")
+                             "one host; all, project, or HOST: for everybody there but oneself; ALIAS:X on another "
+                             "machine (`xmsg remote list`)")
     parser.add_argument("text", metavar="TEXT", nargs="?", help="the message; - or none: from stdin")
     parser.add_argument("--file", metavar="F", help="the message is this file's text")
     parser.add_argument("--from", dest="label", metavar="LABEL", default="", help="sign with this label")
@@ -441,6 +490,9 @@ def _send_arguments(parser):
     parser.add_argument("--key", metavar="KEY", help="while a message with this key waits, no second one is made")
     parser.add_argument("--replace", action="store_true", help="with --key: withdraw the one that waits first")
     parser.add_argument("--uid", metavar="UID", help="the message's own 16 hex digits: a resend makes no second one")
+    parser.add_argument("--spool", action="store_true",
+                        help="for another machine: wait here while it cannot be reached, for `xmsg flush` or the next "
+                             "send there")
     parser.add_argument("--wait", nargs="?", type=float, const=WAIT_SECONDS, metavar="S",
                         help="wait until the receiver's transcript proves that it has the message; status 6 if that "
                              "does not come within S seconds (30)")
@@ -463,7 +515,7 @@ def run_send(options, settings, out):
     request = {"target": options.target, "label": options.label, "priority": options.priority or 0,
                "ttl": options.ttl or settings.ttl_seconds, "key": options.key, "uid": options.uid,
                "replace": options.replace, "reply_to": options.reply_to, "force": options.force,
-               "direct": options.direct, "notification": options.notification}
+               "direct": options.direct, "notification": options.notification, "spool": options.spool}
     if options.dry_run:
         return _dry_run(request, settings, options, out)
     request["body"] = read_body(options, settings)
@@ -493,6 +545,10 @@ def run_send(options, settings, out):
 
 def _send_from_sandbox(request, settings, options, out):
     import stat
+    remote, _ = split_target(settings, request["target"])
+    if remote:
+        raise StoreReadOnly("nothing was sent: from inside Codex's sandbox no other machine is reached; run this "
+                            "command outside the sandbox")
     store = Store(settings, write=False)
     rows, line = send_from_sandbox(store, request, os.environ)
     if line:
@@ -541,6 +597,15 @@ def read_body(options, settings):
 def _dry_run(request, settings, options, out):
     store = Store(settings, write=False)
     sender = sender_identity(store, os.environ, request["label"], request["notification"])
+    remote, spec = split_target(settings, request["target"])
+    if remote:
+        if options.json:
+            print_json({"plan": [{"machine": remote["alias"], "target": spec, "command": remote["words"],
+                                  "from": sender["label"]}]}, out)
+        else:
+            out("would be sent to %s, which decides what %s means there  (from %s; by `%s`)" % (
+                remote["alias"], one_line(spec), sender["label"], " ".join(remote["words"])))
+        return 0
     now, plans = now_ms(), []
     for peer in resolve(store, request["target"], sender, request["force"]):
         windows, reason = route(direct_facts(store, peer, request["direct"]))
@@ -561,9 +626,13 @@ def _dry_run(request, settings, options, out):
 def _list_arguments(parser):
     parser.add_argument("--all", action="store_true", help="ended sessions too")
     parser.add_argument("--project", nargs="?", const=".", metavar="DIR", help="only this folder's project")
+    parser.add_argument("--peer", nargs="?", const="peer", metavar="ALIAS", help="the sessions of another machine")
+    parser.add_argument("--everywhere", action="store_true", help="the sessions of this machine and of all others")
 
 
 def run_list(options, settings, out):
+    if options.peer or options.everywhere:
+        return _list_elsewhere(options, settings, out)
     store = Store(settings, write=False)
     project = project_root(options.project) if options.project else None
     records = session_records(store, options.all, project)
@@ -573,6 +642,33 @@ def run_list(options, settings, out):
         for line in session_lines(store, records, now_ms()):
             out(line)
     return 0
+
+
+def _list_elsewhere(options, settings, out):
+    """The sessions of other machines, those of this one first if all are wanted; a dead machine is one line."""
+    import remote as machines
+    store = Store(settings)
+    remotes = [machines.find_remote(settings, options.peer)] if options.peer else list(
+        machines.read_remotes(settings).values())
+    here = [dict(session, machine="") for session in session_records(store, options.all)] if options.everywhere else []
+    found = list_everywhere(store, remotes)
+    if options.json:
+        print_json({"sessions": here + [session for machine in found for session in machine["sessions"]],
+                    "machines": [{key: machine[key] for key in ("alias", "reason", "seconds")} for machine in found]},
+                   out)
+    else:
+        session_column = "short_id" if 0 < terminal_width() < 100 else "session"
+        rows = [[session["machine"] or "(here)", session["name"] or "-", session[session_column], session["host"],
+                 ("yes" if session["activity"] == "unknown" else session["activity"]) if session["live"] else "no",
+                 session["cwd"]] for session in here + [one for machine in found for one in machine["sessions"]]]
+        for line in table(["MACHINE", "NAME", "SESSION", "HOST", "OPEN", "FOLDER"], rows, [5, 1]) if rows else ():
+            out(line)
+        for machine in found:
+            if machine["reason"]:
+                out(paint("%s: %s" % (machine["alias"], one_line(machine["reason"])), "red"))
+            elif not machine["sessions"]:
+                out("%s: no session is open there" % machine["alias"])
+    return RemoteError.status if options.peer and found[0]["reason"] else 0
 
 
 def _queue_arguments(parser):
@@ -613,6 +709,9 @@ def run_queue(options, settings, out):
 def _outbox_arguments(parser):
     parser.add_argument("--all", action="store_true", help="also what has ended")
     parser.add_argument("--to", metavar="SPEC", help="only to this session")
+    parser.add_argument("--refresh", action="store_true",
+                        help="ask other machines first; what was lost on the way is sent again, which makes no second "
+                             "one")
     parser.add_argument("--limit", type=int, default=20, metavar="N", help="the newest N")
 
 
@@ -629,6 +728,9 @@ def store_with_evidence(settings):
 
 def run_outbox(options, settings, out):
     store, may_write = store_with_evidence(settings)
+    for report in catch_up(store) if options.refresh and may_write else ():
+        if report["reason"]:
+            sys.stderr.write("xmsg: %s cannot be asked: %s\n" % (report["alias"], one_line(report["reason"])))
     sender = sender_identity(store, os.environ)
     target = options.to
     if target and not store.messages(target=target, limit=1):
@@ -730,11 +832,19 @@ def run_show(options, settings, out):
     row = find_message(store, options.id)
     if may_write and not row["confirmed_at"] and look_for_evidence(store, [row["target"]]):
         row = store.by_id(row["id"])
-    events = store.events(row["id"])
+    told = None
+    if may_write and row["remote"] and row["far_state"]:
+        told, reason = ask_far(store, row)
+        if reason:
+            sys.stderr.write("xmsg: %s cannot be asked: %s\n" % (row["remote"], one_line(reason)))
+    events, far_events = store.events(row["id"]), told["events"] if told else []
     if options.json:
-        print_json(dict(message_record(store, row), events=[dict(event, at=iso(event["at"])) for event in events]), out)
+        record = dict(message_record(store, row), events=[dict(event, at=iso(event["at"])) for event in events])
+        if row["remote"]:
+            record["remote"]["events"] = [dict(event, at=iso(event["at"])) for event in far_events]
+        print_json(record, out)
     else:
-        for line in story_lines(row, events, now_ms()):
+        for line in story_lines(row, events, now_ms(), far_events):
             out(line)
     return 0
 
@@ -832,6 +942,78 @@ def run_find(options, settings, out):
         for line in session_lines(store, records, now_ms()):
             out(line)
     return 0
+
+
+def _remote_arguments(parser):
+    parser.add_argument("action", choices=("list", "add", "remove", "check"), help="what to do")
+    parser.add_argument("alias", metavar="ALIAS", nargs="?", help="the machine's name here, as in `send ALIAS:X`")
+    parser.add_argument("command", metavar="COMMAND", nargs="*",
+                        help="for add: what runs a command there, as `ssh otherhost`; behind --, or as one word, if it "
+                             "holds options")
+    parser.add_argument("--spool", action="store_true",
+                        help="for add: messages wait here whenever the machine cannot be reached")
+
+
+def run_remote(options, settings, out):
+    import shlex
+    import remote as machines
+    if (options.action != "list" and not options.alias) or (options.command and options.action != "add"):
+        raise UsageError("it is `xmsg remote list`, `add ALIAS COMMAND...`, `remove ALIAS` or `check ALIAS`")
+    if options.action == "check":
+        return _check_remote(options, settings, out)
+    if options.action == "add":
+        command = shlex.split(options.command[0]) if len(options.command) == 1 else options.command
+        if not command:
+            raise UsageError("the command is missing, as in `xmsg remote add box ssh otherhost`")
+        machines.add_remote(settings, options.alias, command, options.spool)
+    elif options.action == "remove":
+        machines.remove_remote(settings, options.alias)
+    remotes = list(machines.read_remotes(settings).values())
+    if options.json:
+        print_json({"remotes": [{"alias": remote["alias"], "command": remote["words"], "spool": remote["spool"]}
+                                for remote in remotes]}, out)
+    elif options.action == "list" and remotes:
+        for line in table(["ALIAS", "SPOOL", "COMMAND"], [
+                [remote["alias"], "yes" if remote["spool"] else "-", shlex.join(remote["words"])]
+                for remote in remotes], [2]):
+            out(line)
+    else:
+        out({"list": "no other machine is set up; `xmsg remote add ALIAS COMMAND...` adds one",
+             "add": "added; `xmsg remote check %s` proves it" % options.alias,
+             "remove": "removed"}[options.action])
+    return 0
+
+
+def _check_remote(options, settings, out):
+    found = check(Store(settings), options.alias)
+    alias = found["alias"]
+    if options.json:
+        print_json(found, out)
+    elif not found["there"]:
+        out("%s: cannot be reached: %s" % (alias, found["reason"]))
+    else:
+        out("%s: reached in %.1f s (%s, xmsg %s)" % (alias, found["seconds"], found["name"], found["version"]))
+        out("back: %s" % ("it calls this machine %s, and that works" % found["back"] if found["back"] else
+                          "%s; a receiver there sees no address to reply to. There: `xmsg remote add NAME COMMAND...`"
+                          % found["reason"]))
+    return 0 if found["there"] and found["back"] else RemoteError.status
+
+
+def run_flush(options, settings, out):
+    store = Store(settings)
+    reports = catch_up(store)
+    if options.json:
+        print_json({"messages": [message_record(store, row) for report in reports for row in report["rows"]],
+                    "machines": [{"alias": report["alias"], "reason": report["reason"]} for report in reports]}, out)
+    else:
+        for report in reports:
+            if report["reason"]:
+                out("%s cannot be reached, %d wait: %s" % (report["alias"], len(report["rows"]),
+                                                           one_line(report["reason"])))
+            else:
+                for line in message_lines(report["rows"], now_ms()):
+                    out(line)
+    return RemoteError.status if any(report["reason"] for report in reports) else 0
 
 
 def _settings_arguments(parser):
@@ -957,7 +1139,8 @@ def _probe(options, settings, out):
     # Claude Code drops a text that it has just had from the same sender.
     body = "probe %s of `xmsg doctor`; nothing is to be done" % os.urandom(4).hex()
     request = {"target": session, "label": "", "priority": 0, "ttl": WAIT_SECONDS + 5, "key": None, "uid": None,
-               "replace": False, "reply_to": None, "force": False, "direct": True, "notification": True, "body": body}
+               "replace": False, "reply_to": None, "force": False, "direct": True, "notification": True, "spool": False,
+               "body": body}
     (row, note), = send(store, request, os.environ)
     if row["state"] == "queued" and not options.json:
         out("queued (direct: %s); it waits up to %d s for a hook there: a prompt, a tool call or the end of a turn"
@@ -1265,6 +1448,8 @@ COMMANDS = {
     "resolve": (_resolve_arguments, run_resolve, "settle a message whose fate is UNKNOWN"),
     "name": (_name_arguments, run_name, "give a session a name to be reached by"),
     "find": (_find_arguments, run_find, "search the sessions, ended ones too"),
+    "remote": (_remote_arguments, run_remote, "other machines: list, add, remove, check"),
+    "flush": (_no_arguments, run_flush, "carry what waits for other machines, and ask what became of the rest"),
     "install": (_install_arguments, run_install, "add the hook entries to the hosts' configuration"),
     "uninstall": (_install_arguments, run_uninstall, "take exactly these entries away again"),
     "history": (_history_arguments, run_history, "past Codex sessions: list, resume, export"),

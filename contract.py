@@ -5,7 +5,7 @@ import time
 # ---------------------------------------------------------------------------------------------------- contract
 
 VERSION = "0.1.0"
-SCHEMA = 1
+SCHEMA = 2
 HOSTS = ("claude", "codex", "agy")
 RESERVED_NAMES = HOSTS + ("peer", "all", "project")
 SENDER_KINDS = ("agent", "notification", "unknown", "operator")
@@ -194,6 +194,11 @@ SETTINGS = (
     ("XMSG_FROM", "text", "", None, "the sender's label: the name that others reply to"),
     ("XMSG_FROM_TOOL", "text", "", None, "the sender's host, where its own variables do not tell"),
     ("XMSG_FROM_SESSION", "text", "", None, "the sender's session, where its host's own variables do not tell"),
+    ("XMSG_REMOTE", "text", "", None,
+     "a command that runs another one on the machine `peer:`; default: the program `peer`, if there is one"),
+    ("XMSG_REMOTE_UP", "text", "", None,
+     "a command that opens the way to `peer:` first, whatever it answers; default: `peer-up`, if there is one"),
+    ("XMSG_REMOTE_TIMEOUT", "seconds", 25, (0.1, 600), "how long another machine may take to answer"),
     ("XMSG_WAKE", "choice", "on", ("on", "off"),
      "`off`: a session that is idle, or of agy and left, is not woken; its mail waits"),
     ("XMSG_LANG", "choice", "", ("", "en", "zh"), "the language of source lines; default: from the locale"),

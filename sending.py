@@ -22,6 +22,19 @@ def send(store, request, environ):
     now = now_ms()
     sender = sender_identity(store, environ, request["label"], request["notification"])
     targets, messages = _prepare(store, request, sender, now)
+    return _queue_and_deliver(store, request, sender, targets, messages, now)
+
+
+def send_to(store, request, sender, targets):
+    """send() for a body, sender and targets that are known: the peers' rows, each with its `uid` if that is decided."""
+    if not request["force"]:
+        targets = reachable(store, targets, request["direct"])
+    now = now_ms()
+    return _queue_and_deliver(store, request, sender, targets,
+                              [new_message(request, sender, peer, now) for peer in targets], now)
+
+
+def _queue_and_deliver(store, request, sender, targets, messages, now):
     store.requeue_reserved(now)
     with store.transaction():
         rows = [store.add(message, now, request["replace"]) for message in messages]
@@ -43,7 +56,8 @@ def _prepare(store, request, sender, now):
     reply_to = reply_uid(store, request["reply_to"], sender) if request["reply_to"] else None
     if not request["force"]:
         targets = reachable(store, targets, request["direct"])
-    return targets, [_message(request, sender, body, peer, reply_to, now) for peer in targets]
+    request = dict(request, body=body, reply_to=reply_to)
+    return targets, [new_message(request, sender, peer, now) for peer in targets]
 
 
 def send_from_sandbox(store, request, environ):
@@ -113,11 +127,14 @@ def reachable(store, targets, direct):
     return able
 
 
-def _message(request, sender, body, peer, reply_to, now):
-    return {"uid": request["uid"] or os.urandom(8).hex(), "expires_at": now + int(request["ttl"] * 1000),
+def new_message(request, sender, peer, now):
+    """The columns of a message that its sender decides."""
+    return {"uid": peer.get("uid") or request["uid"] or os.urandom(8).hex(),
+            "expires_at": now + int(request["ttl"] * 1000),
             "sender_kind": sender["kind"], "sender_label": sender["label"], "sender_host": sender["host"],
-            "sender_session": sender["session"], "target": peer["session"], "target_host": peer["host"], "body": body,
-            "priority": request["priority"], "request_key": request["key"] or None, "reply_to": reply_to}
+            "sender_session": sender["session"], "target": peer["session"], "target_host": peer["host"],
+            "body": request["body"], "priority": request["priority"], "request_key": request["key"] or None,
+            "reply_to": request["reply_to"]}
 
 
 def reply_uid(store, which, sender):
@@ -518,11 +535,16 @@ def waiting_word(store, row):
     return row["detail"] or ("" if holder is None else "agy does not have this session open")
 
 
-def cancel(store, row, sender):
-    """Withdraws a message that nobody has seen. NotPossible with its state if that is too late."""
+def check_sender(row, sender):
+    """NotPossible if a session wants to withdraw what another one has sent."""
     if sender["session"] and row["sender_session"] != sender["session"]:
         raise NotPossible("#%d was not sent by this session; its sender or a person at a terminal can cancel it"
                           % row["id"])
+
+
+def cancel(store, row, sender):
+    """Withdraws a message that nobody has seen. NotPossible with its state if that is too late."""
+    check_sender(row, sender)
     with store.transaction():
         if row["state"] != "queued" or not store.move(row, "cancelled", now_ms(), detail="withdrawn"):
             row = store.by_id(row["id"])

@@ -45,7 +45,12 @@ create table messages (
   request_key text,
   reply_to text,
   confirmed_at integer,
-  evidence text
+  evidence text,
+  remote text,
+  far_session text,
+  far_id integer,
+  far_state text,
+  far_at integer
 );
 create index messages_queued on messages (target, priority desc, id) where state = 'queued';
 create index messages_open on messages (state, target, id) where %s;
@@ -56,6 +61,7 @@ create index messages_target on messages (target, id);
 create index messages_sender on messages (sender_session, id);
 create index messages_label on messages (sender_label) where sender_session != '';
 create index messages_key on messages (request_key, target) where request_key is not null;
+create index messages_remote on messages (remote, id) where remote is not null;
 create table events (
   message integer not null,
   at integer not null,
@@ -90,6 +96,13 @@ create index peers_seen on peers (last_seen);
 create table meta (key text primary key, value text not null) without rowid;
 """ % (_quoted(STORED), _quoted(SENDER_KINDS), IS_OPEN, IS_ENDED)
 
+
+# What a store of an earlier version lacks: version -> the statements that make it the next one. They only add.
+ADDITIONS = {
+    1: ["alter table messages add column " + column for column in (
+        "remote text", "far_session text", "far_id integer", "far_state text", "far_at integer")] + [
+        "create index messages_remote on messages (remote, id) where remote is not null"],
+}
 
 PREFIX_SECONDS = 60  # a payload that says nothing new takes the fast path for so long
 # A damaged schema comes out of Python's sqlite3 as a text that cannot be decoded.
@@ -183,7 +196,7 @@ class Store:
                 if "immutable" in option or os.path.exists(self.path + "-wal"):
                     raise
         self._check_version(version)
-        if version == 0 and self._is_earlier():
+        if 0 < version < SCHEMA or (version == 0 and self._is_earlier()):
             self._db.close()
             self.__init__(self.settings)
         elif version == 0:
@@ -209,10 +222,13 @@ class Store:
             import adoption
             adoption.keep_copy(self._db, self.path)
         with self.transaction():
-            if self._one("pragma user_version")[0]:
-                return
+            version = self._one("pragma user_version")[0]
             try:
-                if self._is_earlier():
+                if version:
+                    for earlier in range(version, SCHEMA):
+                        for statement in ADDITIONS[earlier]:
+                            self._execute(statement)
+                elif self._is_earlier():
                     import adoption
                     adoption.adopt(self._db, self._create, self.raise_hint)
                 else:
@@ -290,6 +306,8 @@ class Store:
         Call it inside the transaction that makes a row queued: no hint, no commit. Also for a hint that exists, since
         its time is what the watcher sees.
         """
+        if ":" in session:
+            return  # a session of another machine, which no hook here serves
         folder = os.path.join(self.hints, "mail")
         try:
             descriptor = os.open(os.path.join(folder, session),
@@ -311,7 +329,7 @@ class Store:
         """Removes the mail hint if nothing waits. The lock is held from the look to the unlink, and nothing is written,
         so neither a crash nor a sender in between can leave a queued row without its hint."""
         path = os.path.join(self.hints, "mail", session)
-        if not os.path.exists(path):
+        if ":" in session or not os.path.exists(path):
             return
         self._execute("begin immediate")
         try:
@@ -348,41 +366,43 @@ class Store:
         Call it in a transaction. message: a dict of the columns that the sender decides. replace: the one with the same
         key is withdrawn, if nobody has seen it yet.
         """
-        known = self.by_uid(message["uid"]) or (message["request_key"] and self._same_request(message))
-        if known and known["state"] == "queued" and known["expires_at"] <= now:
+        known = self.by_uid(message["uid"]) or (message["request_key"] and self.same_request(message))
+        if known and known["state"] == "queued" and not known["far_state"] and known["expires_at"] <= now:
             self.move(known, "expired", now, detail="its time ran out")
             known = known if known["uid"] == message["uid"] else None
         if known and known["uid"] == message["uid"] and any(
                 known[column] != message[column] for column in ("body", "sender_session", "sender_label")):
             raise UsageError("the uid %s is that of another message, #%d; leave it out, or resend that one unchanged"
                              % (known["uid"], known["id"]))
-        if known and replace and known["state"] == "queued" and known["uid"] != message["uid"]:
+        if (known and replace and known["state"] == "queued" and not known["far_state"]
+                and known["uid"] != message["uid"]):
             self.move(known, "cancelled", now, detail="replaced by a newer one")
         elif known:
             return known
-        message = dict(message, target=self.successor(message["target"]), state="queued", now=now)
+        message = dict(message, target=self.successor(message["target"]), remote=message.get("remote"), now=now)
         cursor = self._execute(
             "insert into messages (uid, created_at, expires_at, state, state_at, sender_kind, sender_label, "
-            "sender_host, sender_session, target, target_host, body, priority, request_key, reply_to) values (:uid, "
-            ":now, :expires_at, :state, :now, :sender_kind, :sender_label, :sender_host, :sender_session, :target, "
-            ":target_host, :body, :priority, :request_key, :reply_to)", message)
+            "sender_host, sender_session, target, target_host, body, priority, request_key, reply_to, remote) values "
+            "(:uid, :now, :expires_at, 'queued', :now, :sender_kind, :sender_label, :sender_host, :sender_session, "
+            ":target, :target_host, :body, :priority, :request_key, :reply_to, :remote)", message)
         self._record(cursor.lastrowid, now, "queued")
         self.raise_hint(message["target"])
         return self.by_id(cursor.lastrowid)
 
-    def _same_request(self, message):
+    def same_request(self, message):
         """The message with this sender, target and key that has not ended yet."""
         return self._row("select * from messages where request_key = :request_key and target = :target and "
                          "sender_session = :sender_session and sender_label = :sender_label and not " + IS_ENDED +
                          " order by id desc limit 1",
                          dict(message, target=self.successor(message["target"])))
 
-    def move(self, row, state, now, window=None, detail=None, holder=(None, None), evidence=None):
+    def move(self, row, state, now, window=None, detail=None, holder=(None, None), evidence=None, far=False):
         """Moves a row from the state that it was read in to another; the only function that does.
 
-        True if this process made the move. False if somebody else won, which is not an error.
+        far: another machine that has the message said so; there it came by the same table, here by what was heard of
+        it. True if this process made the move. False if somebody else won, which is not an error.
         """
-        if state not in STATES[row["state"]][1]:
+        if state not in STATES[row["state"]][1] and not (far and row["remote"] and row["state"] not in ENDED):
             raise ValueError("no move from %s to %s" % (row["state"], state))
         target = self.successor(row["target"]) if state == "queued" else row["target"]
         cursor = self._execute(
@@ -413,6 +433,19 @@ class Store:
         if cursor.rowcount == 1:
             self._record(row["id"], now, row["state"], None, detail)
             row.update(detail=detail, holder_pid=pid, holder_start=start)
+
+    def heard(self, row, now, session, host, number, state):
+        """Writes down what another machine says of a message that it has. Call it in a transaction."""
+        told = {"target_host": host, "far_session": session, "far_id": number, "far_state": state, "far_at": now}
+        self._execute("update messages set target_host = :target_host, far_session = :far_session, far_id = :far_id, "
+                      "far_state = :far_state, far_at = :far_at where id = :id", dict(told, id=row["id"]))
+        row.update(told)
+
+    def away(self, remote=None):
+        """The rows of other machines, or of one, that have not ended, oldest first."""
+        return [dict(row) for row in self._all(
+            "select * from messages where remote is not null and (:remote is null or remote = :remote) and not "
+            + IS_ENDED + " order by id", {"remote": remote})]
 
     def extend(self, row, now):
         """Gives a row that is queued again as much time as it had at first."""
@@ -487,9 +520,10 @@ class Store:
         return [dict(row) for row in (reversed(rows) if newest else rows)]
 
     def queued(self, target=None, limit=None):
-        """The waiting rows in the order in which hooks take them."""
+        """The waiting rows in the order in which hooks take them, and those that wait for the way to their machine."""
         return [dict(row) for row in self._all(
-            "select * from messages where state = 'queued' and (:target is null or target = :target) "
+            "select * from messages where state = 'queued' and far_state is null and "
+            "(:target is null or target = :target) "
             "order by target, priority desc, id limit :limit",
             {"target": target, "limit": limit if limit is not None else -1})]
 
@@ -529,7 +563,8 @@ class Store:
         self._record(row["id"], now, "delivered", row["window"], "confirmed: %s" % evidence)
 
     def queued_counts(self):
-        return dict(self._all("select target, count(*) from messages where state = 'queued' group by target"))
+        return dict(self._all("select target, count(*) from messages where state = 'queued' and remote is null "
+                              "group by target"))
 
     def last_received(self, session):
         """The newest message that was shown to a session."""
@@ -719,8 +754,9 @@ class Store:
             # A clock that was ahead when a message was sent must not keep it for ever once it is right again.
             self._execute("update messages indexed by messages_sent set expires_at = :now + (expires_at - created_at), "
                           "created_at = :now where state = 'queued' and created_at > :now + 60000", {"now": now})
-            for row in self._all("select * from messages where state = 'queued' and expires_at <= ? limit ?",
-                                 (now, SWEEP_ROWS)):
+            # What another machine has waiting is its to end.
+            for row in self._all("select * from messages where state = 'queued' and far_state is null and "
+                                 "expires_at <= ? limit ?", (now, SWEEP_ROWS)):
                 counts["expired"] += self.move(dict(row), "expired", now, detail="its time ran out")
             old = [row[0] for row in self._all(
                 "select id from messages where " + IS_ENDED + " and state_at < ? limit ?",

@@ -358,8 +358,12 @@ def resolve(store, spec, sender, force=False):
         raise UsageError("the target is empty; `xmsg list` shows who can be reached")
     host, colon, rest = spec.partition(":")
     if spec == "peer" or (colon and host == "peer"):
-        raise RemoteError("no other machine is set up, and %s is never delivered on this one" % one_line(spec))
-    if not (colon and host in HOSTS):
+        raise RemoteError("%s is on another machine, and this can only be about a session of this one" % one_line(spec))
+    if colon and host not in HOSTS:
+        raise NoSuchTarget("%s is no host, and no machine that this is about; a session whose name has a colon is "
+                           "reached as HOST:NAME or by its id, `xmsg remote list` shows the machines"
+                           % one_line(host)[:LONGEST_NAME])
+    if not colon:
         host, rest = None, spec
     if rest == "" or (host is None and rest in ("all", "project")):
         return _group(store, spec, host, sender, now)
@@ -536,6 +540,9 @@ def source_lines(store, row):
 def _source(store, row):
     if row["sender_kind"] == "notification":
         return "notification", row["sender_label"]
+    if row["sender_kind"] == "agent" and ":" in row["sender_session"]:
+        # Of another machine: the label is the address, as ALIAS:NAME, and no id of there means anything here.
+        return "peer", "%s · %s" % (row["sender_label"], row["sender_host"])
     if row["sender_kind"] != "agent":
         who = row["sender_label"]
         if row["sender_host"] and row["sender_host"] != who:

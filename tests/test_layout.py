@@ -16,6 +16,7 @@ MAY_IMPORT = {
     "transcripts": {"host_process"},
     "hook_install": {"host_process"},
     "contract": set(),
+    "remote": {"contract"},
     "adoption": {"contract"},
     "store": {"contract", "host_process", "adoption"},
     "spool": {"contract", "store", "host_process"},
@@ -23,10 +24,12 @@ MAY_IMPORT = {
              "transcripts"},
     "sending": {"contract", "store", "spool", "xmsg", "host_process", "claude_delivery", "codex_delivery", "agy_delivery",
                 "transcripts"},
+    "forwarding": {"contract", "store", "xmsg", "sending", "remote"},
+    "receiving": {"contract", "store", "xmsg", "sending", "remote", "forwarding"},
     "doctor": {"contract", "store", "spool", "xmsg", "sending", "hook_install", "host_process", "claude_delivery",
                "codex_delivery", "agy_delivery"},
     "command_line": {"contract", "store", "spool", "xmsg", "sending", "doctor", "hook_install", "codex_delivery",
-                     "codex_history"},
+                     "codex_history", "forwarding", "receiving", "remote"},
 }
 HOOK_PATH = ("contract", "store", "xmsg")
 HOOK_IMPORTS = {"os", "sys", "json", "sqlite3", "time"}

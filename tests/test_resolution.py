@@ -97,9 +97,11 @@ class ATarget(Case):
             with self.assertRaises(NoSuchTarget):
                 self.resolve(spec)
 
-    def test_with_a_colon_that_names_no_host_is_a_name(self):
+    def test_with_a_colon_is_of_a_host_or_of_another_machine_and_never_a_name(self):
         self.peer(BOB, title="team:leader")
-        self.assertMeans(BOB, "team:leader")
+        with self.assertRaisesRegex(NoSuchTarget, "team is no host, and no machine"):
+            self.resolve("team:leader")
+        self.assertMeans(BOB, "codex:team:leader")
 
     def test_that_is_ambiguous_lists_every_candidate_with_its_full_id(self):
         self.peer(BOB, name="leader")
