@@ -5,7 +5,7 @@ import os
 import shlex
 import time
 
-from contract import OPEN, SCHEMA, Settings, StoreError, age, now_ms, one_line
+from contract import OPEN, RemoteError, SCHEMA, Settings, StoreError, age, now_ms, one_line
 from store import Store, is_unknown
 from xmsg import all_peers, direct_facts, display_name, is_live, route, take_spooled
 from sending import look_for_evidence
@@ -34,7 +34,8 @@ def examine(settings, environ):
               (_app_server, environ), (_claude_inbound, store), (_hook, settings, environ), (_login_shell, environ),
               (_faults, settings)]
     if store:
-        checks += [(_clock, store), (_rows, store, whole), (_sessions, store), (_agy_program, store)]
+        checks += [(_clock, store), (_rows, store, whole), (_machines, store), (_sessions, store),
+                   (_agy_program, store)]
         checks += [(_spool, store), (_hints, store), (_sweep, store)] if whole else []
     for check, *subjects in checks:
         try:
@@ -282,10 +283,25 @@ def _sweep(store, note):
     note("sweep", True, ", ".join("%d %s" % (value, key) for key, value in total.items()))
 
 
+def _machines(store, note):
+    """Other machines, as far as this one knows without asking them."""
+    import remote
+    try:
+        names = [machine["alias"] for machine in remote.read_remotes(store.settings).values()]
+    except RemoteError as error:
+        return note("machines", False, "no other machine can be reached", str(error))
+    rows = store.away()
+    unsettled = [row["id"] for row in rows if is_unknown(row) or (row["state"] == "queued" and not row["far_state"])]
+    if names or rows:
+        note("machines", None if unsettled else True, (", ".join(names) or "none is set up") + (
+            "; messages %s wait for the way there or were lost on it" % _ids(unsettled) if unsettled else ""),
+            "`xmsg flush` carries and settles them; `xmsg remote check ALIAS` says what is wrong with the way")
+
+
 def _rows(store, whole, note):
     if whole:
         look_for_evidence(store, store.targets_open(), seconds=2.0)
-    rows = store.messages(states=OPEN)
+    rows = [row for row in store.messages(states=OPEN) if not row["remote"]]
     unknown = [row["id"] for row in rows if is_unknown(row)]
     held = [row["id"] for row in rows if row["state"] == "held"]
     note("UNKNOWN", not unknown, "none" if not unknown else "messages %s" % _ids(unknown),
@@ -293,7 +309,7 @@ def _rows(store, whole, note):
     note("held", None if held else True, "none" if not held else "messages %s" % _ids(held),
          "the receiving session asks its user; answer there")
     now = now_ms()
-    lost = [row["id"] for row in store.queued() if not _reachable(store, row, now)]
+    lost = [row["id"] for row in store.queued() if not row["remote"] and not _reachable(store, row, now)]
     note("waiting", None if lost else True, "nothing waits for a session that is not open" if not lost
          else "messages %s wait for sessions that are not open" % _ids(lost),
          "open them again (claude --resume, codex resume), or `xmsg cancel ID`")

@@ -96,7 +96,7 @@ def check(store, alias):
 def list_everywhere(store, remotes):
     """What each of these machines lists, all within XMSG_REMOTE_TIMEOUT: [{alias, reason, seconds, sessions}]."""
     import remote as machines
-    seconds = 0.9 * store.settings.remote_timeout
+    seconds = 0.8 * store.settings.remote_timeout
 
     def ask(remote):
         begin = time.monotonic()
@@ -405,6 +405,7 @@ def catch_up(store, aliases=None):
         if link:
             try:
                 meet(store, remotes[name_key(alias)], link.far)
+                link.deadline = time.monotonic() + store.settings.remote_timeout  # the machines before it took theirs
                 for at in range(0, len(rows), AT_ONCE):
                     _carry(store, link, [[row] for row in rows[at:at + AT_ONCE]])
             except RemoteError as error:
@@ -442,7 +443,10 @@ def wait_for_proof(store, rows, seconds):
     far = [row for row in rows if row["remote"] and row["far_state"]]
     if not far:
         return sending.wait_for_proof(store, rows, 0 if any(row["remote"] for row in rows) else seconds)
-    link = reach(store, far[0]["remote"])
+    try:
+        link = reach(store, far[0]["remote"])
+    except RemoteError:
+        return rows  # they are there; only the proof is out of reach
     link.deadline += seconds
     try:
         word, answers = link.ask([["state", dict(_document(store, far), wait=seconds)]])

@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "forwarding": {"contract", "store", "xmsg", "sending", "remote"},
     "receiving": {"contract", "store", "xmsg", "sending", "remote", "forwarding"},
     "doctor": {"contract", "store", "spool", "xmsg", "sending", "hook_install", "host_process", "claude_delivery",
-               "codex_delivery", "agy_delivery"},
+               "codex_delivery", "agy_delivery", "remote"},
     "command_line": {"contract", "store", "spool", "xmsg", "sending", "doctor", "hook_install", "codex_delivery",
                      "codex_history", "forwarding", "receiving", "remote"},
 }
