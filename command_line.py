@@ -528,9 +528,13 @@ def run_send(options, settings, out):
         if not spool.sandboxed(os.environ):
             raise
         return _send_from_sandbox(request, settings, options, out)
+    interrupted = False
     if options.wait is not None:
-        proven = wait_for_proof(store, [row for row, _ in results], options.wait)
-        results = [(row, note) for row, (_, note) in zip(proven, results)]
+        try:
+            wait_for_proof(store, [row for row, _ in results], options.wait)
+        except KeyboardInterrupt:  # the messages are on their way, and their receipts are owed
+            interrupted = True
+        results = [(store.by_id(row["id"]), note) for row, note in results]
     if options.json:
         print_json({"messages": [message_record(store, row) for row, _ in results]}, out)
     else:
@@ -540,7 +544,10 @@ def run_send(options, settings, out):
         sys.stderr.write("xmsg: no session's identity was found, so the message is shown as from an unknown source; "
                          "set XMSG_FROM_TOOL and XMSG_FROM_SESSION\n")
     unproven = options.wait is not None and not all(row["confirmed_at"] for row, _ in results)
-    return group_status([row for row, _ in results]) or (UNKNOWN_STATUS if unproven else 0)
+    if unproven and not options.json:
+        sys.stderr.write("xmsg: not confirmed in %g s, and it stays as it is; `xmsg outbox --all` looks again\n"
+                         % options.wait)
+    return 130 if interrupted else group_status([row for row, _ in results]) or (UNKNOWN_STATUS if unproven else 0)
 
 
 def _send_from_sandbox(request, settings, options, out):

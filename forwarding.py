@@ -201,7 +201,7 @@ def send(store, request, environ):
         store.sweep(now_ms())
     except StoreError as error:
         note_fault(store.settings, "sweep after send", error)
-    return [(row, notes.get(row["id"], "the same request as before")) for row in rows]
+    return [(row, notes.get(row["id"], sending.same_request(request))) for row in rows]
 
 
 def _members(link, remote, spec):

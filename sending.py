@@ -44,7 +44,14 @@ def _queue_and_deliver(store, request, sender, targets, messages, now):
         store.sweep(now_ms())
     except StoreError as error:  # the message is safe, and that is what the receipt says
         note_fault(store.settings, "sweep after send", error)
-    return [(row, notes.get(row["id"], "the same request as before")) for row in rows]
+    return [(row, notes.get(row["id"], same_request(request))) for row in rows]
+
+
+def same_request(request):
+    """Why nothing new was made of a request, for its receipt."""
+    if request["key"]:
+        return "one with the key %s waits already; --replace supersedes it" % one_line(request["key"])[:40]
+    return "the same request as before"
 
 
 def _prepare(store, request, sender, now):

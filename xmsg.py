@@ -378,8 +378,9 @@ def resolve(store, spec, sender, force=False):
     if force and is_session_id(rest):
         return [{"session": rest, "host": host or "", "name": "", "title": "", "pid": None, "hook_seen": None,
                  "transcript": "", "forced": True}]
-    raise NoSuchTarget("no session is called %s; `xmsg list --all` shows every one that is known%s" % (
+    raise NoSuchTarget("no session is called %s%s; `xmsg list --all` shows every one that is known%s" % (
         one_line(spec)[:LONGEST_NAME],
+        "" if len(rest) >= SHORTEST_PREFIX else " (the start of an id takes %d characters)" % SHORTEST_PREFIX,
         ", --force queues for a full id all the same" if is_session_id(rest) and "report" not in sender else ""))
 
 
