@@ -180,8 +180,9 @@ def config_dirs(environ, reported=()):
 
 def config_dir_of(transcript):
     """The configuration directory that a transcript path `<config>/projects/<slug>/<id>.jsonl` lies in, else None."""
-    projects = os.path.dirname(os.path.dirname(transcript or ""))
-    return os.path.dirname(projects) if os.path.basename(projects) == "projects" else None
+    projects = (transcript or "").rpartition("/")[0].rpartition("/")[0]
+    config, _, name = projects.rpartition("/")
+    return config or None if name == "projects" else None
 
 
 def sessions(config_dirs):
