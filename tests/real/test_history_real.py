@@ -52,7 +52,7 @@ class History(RealCase):
                 host.wait_idle()
             cls.fourth = host.session_id
         with CodexDaemon(cls.home, version) as daemon, CodexRpc(daemon.socket) as rpc:
-            cls.fork = rpc.call("thread/fork", {"threadId": cls.third})["thread"]["id"]
+            cls.fork = rpc.call("thread/fork", {"threadId": cls.fourth})["thread"]["id"]
             rpc.call("turn/start", {"threadId": cls.fork, "input": [
                 {"type": "text", "text": "fork " + directive(say("forked"))}]})
             wait_until(lambda: '"last_agent_message":"forked"' in cls.rollout(cls.fork), "the end of the fork's turn")
