@@ -467,13 +467,16 @@ class TheLink(Case):
         self.assertEqual([("late", "cancelled")], self.arrived())
 
     def test_of_a_sender_that_is_killed_leaves_its_message_unknown_until_a_refresh(self):
-        self.here.add("slow", self.here.script("slow", "#!/bin/sh\n%s/to-box \"$@\" | { read -r first; echo \"$first\"; sleep 60; }\n"
-                                               % self.here.folder))
+        pid = os.path.join(self.here.folder, "slow.pid")
+        self.here.add("slow", self.here.script("slow", "#!/bin/sh\necho $$ >%s\n%s/to-box \"$@\" | { read -r first; echo "
+                                               "\"$first\"; sleep 60; }\n" % (pid, self.here.folder)))
         process = subprocess.Popen([os.path.join(ROOT, "bin", "xmsg"), "send", "slow:bob", "x"], cwd=self.here.folder,
                                    env=self.here.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
         wait_until(lambda: self.arrived(), "the message there")
         os.kill(process.pid, signal.SIGKILL)
         process.communicate(timeout=10 * PATIENCE)
+        with open(pid) as file:
+            os.killpg(int(file.read()), signal.SIGKILL)
         os.unlink(os.path.join(self.here.folder, "slow"))
         os.rename(os.path.join(self.here.folder, "to-box"), os.path.join(self.here.folder, "slow"))
         found = self.here.json("outbox")["messages"][0]

@@ -209,6 +209,11 @@ class ASender(Sandbox):
             self.assertEqual(status, done.returncode, done)
             self.assertEqual(status == 0, os.path.exists(self.folders[0]))
 
+    def test_in_a_sandbox_is_told_that_no_other_machine_is_reached(self):
+        done = self.inside("send", "peer:bob", "hello", status=5, XMSG_REMOTE="/bin/false")
+        self.assertIn("no other machine is reached", done.stderr)
+        self.assertFalse(any(os.path.isdir(folder) and os.listdir(folder) for folder in self.folders))
+
     def test_in_a_sandbox_that_lets_the_store_be_written_queues_as_everybody_does(self):
         done = self.home.run_xmsg("send", "ada", "hello", "--no-direct",
                                   env={"CODEX_THREAD_ID": BOB, "CODEX_SANDBOX_NETWORK_DISABLED": "1"})
