@@ -1,7 +1,8 @@
 """A client of Codex's app-server: a WebSocket core that does no I/O, and JSON-RPC over it on a Unix socket.
 
 The app-server speaks JSON-RPC (without its "jsonrpc" key), one object in each text message of a WebSocket
-(RFC 6455). What comes from it is hostile: every size has a limit, and the first breach ends the connection.
+(RFC 6455), or in each line where it was started for one client. What comes from it is hostile: every size has a
+limit, and the first breach ends the connection.
 """
 import binascii
 import json
@@ -286,6 +287,38 @@ def decode_utf8(data):
         raise ProtocolError("text that is not UTF-8", 1007) from None
 
 
+class Lines:
+    """The client's side where each message is a line, with the methods and events of WebSocket."""
+
+    def __init__(self):
+        self._incoming, self._outgoing, self._seen = bytearray(), bytearray(), 0
+
+    def feed(self, data):
+        self._incoming += data
+
+    def next_event(self):
+        """("text", str), or None: more bytes are needed. Raises ProtocolError."""
+        end = self._incoming.find(b"\n", self._seen)
+        if end < 0:
+            self._seen = len(self._incoming)
+            if self._seen > MAX_MESSAGE:
+                raise ProtocolError("a line of more than %d bytes" % MAX_MESSAGE)
+            return None
+        line, self._seen = bytes(self._incoming[:end]), 0
+        del self._incoming[:end + 1]
+        return "text", decode_utf8(line)
+
+    def data_to_send(self):
+        data, self._outgoing = bytes(self._outgoing), bytearray()
+        return data
+
+    def send_text(self, data):
+        self._outgoing += data + b"\n"
+
+    def close(self):
+        """A line has no goodbye."""
+
+
 # ---------------------------------------------------------------------------------------------------- JSON-RPC
 
 INITIALIZE = {"clientInfo": {"name": "xmsg", "title": None, "version": "1"},
@@ -330,10 +363,14 @@ def check_socket(path):
 
 
 def connect_socket(path):
-    """A non-blocking socket that is connected to a process of this user. Raises NotReached."""
+    """(socket, pid of its server): non-blocking, and connected to a process of this user. Raises NotReached.
+
+    The pid is None where the system does not tell.
+    """
     import socket
 
     check_socket(path)
+    pid = None
     try:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -341,6 +378,7 @@ def connect_socket(path):
             connection.connect(path)  # at once, or EAGAIN where the queue is full; never "in progress"
             if hasattr(socket, "SO_PEERCRED"):  # Linux: (pid, uid, gid) of who called listen()
                 listener = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+                pid = int.from_bytes(listener[:4], sys.byteorder)
                 if int.from_bytes(listener[4:8], sys.byteorder) != os.geteuid():
                     raise NotReached("the app-server belongs to another user")
         except BaseException:
@@ -348,7 +386,7 @@ def connect_socket(path):
             raise
     except OSError as error:
         raise NotReached("the app-server cannot be connected to: %s" % (error.strerror or error)) from None
-    return connection
+    return connection, pid
 
 
 def read_integer(digits):
@@ -391,21 +429,26 @@ def encode_message(message):
 class Connection:
     """An initialized connection, all of whose life ends by the deadline (in seconds of time.monotonic()).
 
-    server: the app-server's answer to `initialize`. dirty: a byte of the latest request can have left.
+    server: the app-server's answer to `initialize`; pid: its process, None if the system does not tell. dirty: a byte
+    of the latest request can have left.
     Any failure but an RpcError closes the connection.
     """
 
-    def __init__(self, path, deadline):
-        """Connects and initializes. Raises NotReached, or ProtocolError that is not dirty."""
+    def __init__(self, path, deadline, lines=None):
+        """Connects and initializes. Raises NotReached, or ProtocolError that is not dirty.
+
+        lines: instead of a path, a socket whose other end is the standard input and output of an app-server.
+        """
         import select
 
         self.dirty = False
-        self._deadline = deadline
-        self._web, self._pending = WebSocket(), memoryview(b"")
+        self.deadline = deadline
+        self._web, self._pending = Lines() if lines else WebSocket(), memoryview(b"")
         self._last_id = self._unasked = 0
-        self._opened, self._mute = False, False  # mute: the server does not read any more
+        self._opened, self._mute = bool(lines), False  # mute: the server does not read any more
         self._answer, self._leaving, self._fresh = None, None, False  # fresh: no byte of the request has left
-        self._socket = connect_socket(path)
+        self._socket, self.pid = (lines, None) if lines else connect_socket(path)
+        self._socket.setblocking(False)
         try:
             self._poll, self._readable, self._writable = select.poll(), select.POLLIN, select.POLLOUT
             self._poll.register(self._socket)
@@ -478,7 +521,7 @@ class Connection:
 
     def _exchange(self):
         """Waits until bytes can move, then reads and writes once; reads first, so as to learn of an end."""
-        left = self._deadline - time.monotonic()
+        left = self.deadline - time.monotonic()
         if left <= 0:
             raise self._gone("the app-server did not answer in time")
         writable = self._writable if self._fill_pending() else 0
@@ -532,7 +575,7 @@ class Connection:
         leaving, self._leaving = self._leaving, None
         if leaving is not None:
             leaving()
-            if time.monotonic() >= self._deadline:
+            if time.monotonic() >= self.deadline:
                 raise self._gone("no time was left to send the request")
 
     def _gone(self, text):

@@ -13,8 +13,8 @@ from store import Store, is_unknown, myself, note_fault, record_interpreter, sho
 from xmsg import (NothingWritten, activity, all_peers, begins_other_ids, describe_peer, direct_facts,
                   display_name, hook_main, host_queue, host_queue_counts, is_live, project_root, render, resolve,
                   resolve_one, route, sender_identity, show, take_spooled)
-from sending import (deliver_spooled, find_message, look_for_evidence, record_receipt, send_from_sandbox, waiting_word,
-                     wake)
+from sending import (deliver_spooled, find_message, follow_host_queue, look_for_evidence, record_receipt,
+                     send_from_sandbox, waiting_word, wake)
 from forwarding import (ask_far, cancel, catch_up, check, list_everywhere, send, settle, split_target,
                         wait_for_proof)
 
@@ -63,14 +63,18 @@ def waiting_counts(store):
 
 
 def session_record(store, peer, waiting, now):
-    """A session as JSON reports it. waiting: of waiting_counts()."""
+    """A session as JSON reports it. waiting: of waiting_counts().
+
+    window: the first to be tried; reason: why it is not a direct one.
+    """
     queued, host_queued = (counts.get(peer["session"], 0) for counts in waiting)
     live = is_live(store, peer, now)
-    windows, reason = route(direct_facts(store, peer, live))
+    facts = direct_facts(store, peer, live)
+    windows, reason = route(facts)
     return {"session": peer["session"], "host": peer["host"],
             "name": display_name(peer), "cwd": peer["cwd"],
             "project": peer["project"], "model": peer["model"], "permission_mode": peer["permission_mode"],
-            "pid": peer["pid"], "live": live, "activity": activity(peer) if live else "unknown",
+            "pid": peer["pid"], "live": live, "activity": activity(peer, facts) if live else "unknown",
             "seen_at": iso(store.seen_at(peer)),
             "queued": queued, "host_queued": host_queued, "direct": bool(windows),
             "window": windows[0] if windows else "hook",
@@ -176,10 +180,11 @@ def session_lines(store, records, now):
                 "them, `xmsg doctor` checks them); `xmsg list --all` shows ended ones"]
     # A cut id is no address; its unique beginning is one.
     narrow = 0 < terminal_width() < 100
-    return table(["NAME", "SESSION", "HOST", "OPEN", "SEEN", "MAIL", "FOLDER"], [
+    return table(["NAME", "SESSION", "HOST", "OPEN", "SEEN", "MAIL", "BY", "FOLDER"], [
         [record["name"] or "-", store.short_id(record["session"]) if narrow else record["session"], record["host"],
          ("yes" if record["activity"] == "unknown" else record["activity"]) if record["live"] else "no",
-         age(now - _ms(record["seen_at"])), _mail(record), record["cwd"]] for record in records], [6, 0])
+         age(now - _ms(record["seen_at"])), _mail(record),
+         record["window"] if record["live"] else "-", record["cwd"]] for record in records], [7, 0, 6])
 
 
 def _mail(record):
@@ -214,7 +219,8 @@ def describe_state(row, now):
                                    ": " + one_line(row["detail"]) if row["detail"] else "")
     if state == "delivered":
         confirmed = ", confirmed" if row["confirmed_at"] else ""
-        return "delivered%s %s ago by %s%s" % (where, age(now - row["state_at"]), row["window"] or "hand", confirmed)
+        return "delivered%s %s ago by %s%s%s" % (where, age(now - row["state_at"]), row["window"] or "hand", confirmed,
+                                                 "; " + one_line(row["detail"]) if row["detail"] else "")
     return "%s%s %s ago%s" % (state, where, age(now - row["state_at"]),
                               ": " + one_line(row["detail"]) if row["detail"] else "")
 
@@ -240,8 +246,9 @@ def receipt(row, note):
     state = shown_state(row)
     word = {"UNKNOWN": "unknown", "direct-uncertain": "unknown"}.get(state, state)
     confirmed = ", confirmed" if row["confirmed_at"] else ""
+    more = "; " + row["detail"] if row["detail"] else ""
     waits = "direct" if not row["remote"] else "there #%d; direct" % row["far_id"] if row["far_state"] else "waits here"
-    detail = {"delivered": (row["window"] or "") + confirmed, "queued": "ttl %ds; %s: %s" % (
+    detail = {"delivered": (row["window"] or "") + confirmed + more, "queued": "ttl %ds; %s: %s" % (
         (row["expires_at"] - row["created_at"]) // 1000, waits, note)}.get(state) or note or row["detail"] or ""
     return "%s #%d -> %s  (from %s, %s)" % (word, row["id"], shown_target(row), one_line(row["sender_label"]),
                                             one_line(detail))
@@ -615,7 +622,7 @@ def _dry_run(request, settings, options, out):
         return 0
     now, plans = now_ms(), []
     for peer in resolve(store, request["target"], sender, request["force"]):
-        windows, reason = route(direct_facts(store, peer, request["direct"]))
+        windows, reason = route(direct_facts(store, peer, request["direct"], sender))
         live = not peer.get("forced") and is_live(store, peer, now)
         plans.append({"session": peer["session"], "host": peer["host"], "name": display_name(peer), "live": live,
                       "windows": windows + ["hook"], "reason": reason, "from": sender["label"]})
@@ -623,6 +630,9 @@ def _dry_run(request, settings, options, out):
         print_json({"plan": plans}, out)
     else:
         for plan in plans:
+            if plan["windows"][0].startswith(("uds", "codex")):
+                out("would go -> %s  (from %s; %s)" % (plan["session"], plan["from"], ", else ".join(plan["windows"])))
+                continue
             out("would queue -> %s  (from %s; direct: %s; %s)" % (
                 plan["session"], plan["from"], plan["reason"] or plan["windows"][0],
                 "its next hook shows it" if plan["live"] else "it is woken, and its hook shows it"
@@ -746,7 +756,10 @@ def run_outbox(options, settings, out):
         take_spooled(store, os.environ)
         rows = own_messages(store, sender, target, True, options.limit)
         look_for_evidence(store, sorted({row["target"] for row in rows if not row["confirmed_at"]}))
-    rows = own_messages(store, sender, target, options.all, options.limit)
+    rows = own_messages(store, sender, target, True, options.limit)
+    waiting = follow_host_queue(store, rows)
+    if not options.all:
+        rows = sorted(own_messages(store, sender, target, False, options.limit) + waiting, key=lambda row: row["id"])
     for row in rows:
         if row["state"] == "queued":
             row["detail"] = waiting_word(store, row)
@@ -839,6 +852,7 @@ def run_show(options, settings, out):
     row = find_message(store, options.id)
     if may_write and not row["confirmed_at"] and look_for_evidence(store, [row["target"]]):
         row = store.by_id(row["id"])
+    follow_host_queue(store, [row])
     told = None
     if may_write and row["remote"] and row["far_state"]:
         told, reason = ask_far(store, row)

@@ -187,6 +187,8 @@ SETTINGS = (
     ("XMSG_MAX_BODY_CHARS", "count", 8000, (1, 1000000), "the longest body; a longer one is refused, never cut"),
     ("XMSG_HOOK_TIMEOUT", "seconds", 3, (0.1, 4.9), "a hook ends itself after this, below the 5 s that the hosts give"),
     ("XMSG_DIRECT_TIMEOUT", "seconds", 1.5, (0.1, 60), "how long a Claude Code session's inbox may take"),
+    ("XMSG_CODEX_TIMEOUT", "seconds", 20, (0.1, 300), "how long Codex's app-servers may take in all"),
+    ("XMSG_CODEX_BIN", "path", "", None, "the `codex` that serves its queue; default: the session's own"),
     ("XMSG_RETAIN_SECONDS", "seconds", 1209600, (60, 3650 * 86400), "ended messages are kept this long"),
     ("XMSG_RETAIN_PEER_SECONDS", "seconds", 2592000, (60, 3650 * 86400), "unseen sessions are kept this long"),
     ("XMSG_HOOK_SWEEP_INTERVAL", "seconds", 3600, (0, 365 * 86400), "the hook sweeps at most this often"),

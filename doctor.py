@@ -171,20 +171,28 @@ def _codex_trust(environ, note):
 
 
 def _app_server(environ, note):
-    """Whether somebody listens on the control socket of Codex's app-server, where there is one."""
+    """Whether Codex's sessions have an app-server, by which they are reached at once, and what would give them one."""
     import codex_delivery
     import socket
-    path = os.path.join(codex_delivery.codex_home(environ), "app-server-control", "app-server-control.sock")
+    codex = codex_delivery.Codex(codex_delivery.codex_home(environ), codex_delivery.PROBE_SECONDS)
+    path = os.path.join(codex.home, "app-server-control", "app-server-control.sock")
     if not os.path.lexists(path):
+        if codex.tuis():
+            note("codex app-server", None, "none runs, so %d sessions are reached by Codex's queue or their hooks"
+                 % len(codex.tuis()), "`codex app-server daemon start`; what starts afterwards is reached at once")
         return
     with socket.socket(socket.AF_UNIX) as control:
         control.settimeout(1)
         try:
             control.connect(path)
-            note("codex app-server", True, "listens on %s" % path)
         except OSError as error:
-            note("codex app-server", None, "%s: %s" % (path, error.strerror or error),
-                 "it was killed; restart it or the sessions attached to it, which until then are reached by hooks")
+            return note("codex app-server", None, "%s: %s" % (path, error.strerror or error),
+                        "it was killed; restart it or the sessions attached to it, which until then are reached by "
+                        "hooks")
+    fault = codex.reach()
+    note("codex app-server", True, "listens on %s; %s" % (path, fault or "%d.%d.%d, %d windows are open" % (
+        codex.version + (len(codex.tuis()),))))
+    codex.close()
 
 
 def _seconds(command, environ, data=b""):

@@ -90,6 +90,17 @@ def executable(pid):
     return _ps("comm=", pid)
 
 
+def program(pid):
+    """A path that starts the very program of a running process, also when an upgrade has replaced its file."""
+    return "%s/%d/exe" % (_proc(), pid) if _has_proc() else executable(pid)
+
+
+def environment(pid):
+    """The environment that a process began with, None if it cannot be read."""
+    words = _read(pid, "environ").split(b"\0") if _has_proc() else []
+    return dict(os.fsdecode(word).split("=", 1) for word in words if b"=" in word) or None
+
+
 def owner(pid):
     """The uid that a process runs as, None if it is gone."""
     if _has_proc():

@@ -5,8 +5,8 @@ import time
 from contract import (ENDED, IN_FLIGHT, NoSuchTarget, NotPossible, OUTCOME_STATES, StoreError, StoreReadOnly,
                       UsageError, WINDOWS, clean_body, duration_seconds, now_ms, one_line, phrase)
 from store import append_log, holder_lives, is_unknown, myself, note_fault, shown_state
-from xmsg import (claude_dirs, direct_facts, found, presence_folder, render, resolve, route, sender_identity,
-                  settle_injections, source_lines, waiter_lock, waiter_path)
+from xmsg import (claude_dirs, codex_of, codex_sender, direct_facts, found, presence_folder, render, resolve, route,
+                  sender_identity, settle_injections, source_lines, waiter_lock, waiter_path)
 
 BURST_MS = 250  # messages to a session of agy that has left, so close together, wake it once
 LONGEST_BURST = 2  # seconds
@@ -174,7 +174,7 @@ def deliver(store, new, sender, direct):
     """
     notes, batches = {}, []
     for peer, row in new:
-        windows, notes[row["id"]] = route(direct_facts(store, peer, direct))
+        windows, notes[row["id"]] = route(direct_facts(store, peer, direct, sender))
         if windows == ["agy-wake"]:
             notes[row["id"]] = start_wake(store, peer["session"])
         elif windows == ["agy-message"]:
@@ -194,28 +194,49 @@ def deliver(store, new, sender, direct):
 
 
 def attempt(store, pairs, sender):
-    """Writes one row to each of several Claude Code sessions and settles what comes back; the outcomes, in order.
+    """Writes one row to each of several sessions and settles what comes back; the outcomes, in order.
 
     A row is direct-inflight, durably, before its first byte can leave. If this process dies then, the row is shown as
     UNKNOWN; nobody sends it again.
     """
-    import claude_delivery
     holder = myself()
     with store.transaction():
         mine = [store.move(row, "reserved", now_ms(), holder=holder) for _, row in pairs]
-    jobs = [_claude_job(store, row, peer, sender, holder) for (peer, row), taken in zip(pairs, mine) if taken]
-    answers, outcomes = iter(claude_delivery.deliver_all(jobs, store.settings.direct_timeout)), []
-    for (_, row), taken in zip(pairs, mine):
-        if not taken:
-            outcomes.append(("UNKNOWN", "another process took it"))
-            continue
-        outcome, facts = next(answers)
-        courier = (facts["courier"], host_start(facts["courier"])) if facts["courier"] else (None, None)
-        outcomes.append(outcome)
-        with store.transaction():
-            settle_outcome(store, row, outcome, courier)
-        store.lower_hint(row["target"])
+    outcomes = [("UNKNOWN", "another process took it")] * len(pairs)
+    # Claude Code first: its limit is the shorter one.
+    for host, make_job, deliver_all in (("claude", _claude_job, _to_claude), ("codex", _codex_job, _to_codex)):
+        places = [place for place, (peer, _) in enumerate(pairs) if peer["host"] == host and mine[place]]
+        jobs = []
+        for peer, row in map(pairs.__getitem__, places):
+            jobs.append(dict(make_job(store, row, peer, sender), target_session=peer["session"], uid=row["uid"],
+                             body=row["body"], leave=_leave(store, row, holder)))
+        for place, (outcome, facts) in zip(places, deliver_all(store.settings, jobs) if jobs else ()):
+            row, courier = pairs[place][1], facts.get("courier")
+            outcomes[place] = outcome
+            with store.transaction():
+                settle_outcome(store, row, outcome, (courier, host_start(courier)) if courier else (None, None),
+                               facts.get("detail"))
+            store.lower_hint(row["target"])
     return outcomes
+
+
+def _to_claude(settings, jobs):
+    import claude_delivery
+    return claude_delivery.deliver_all(jobs, settings.direct_timeout)
+
+
+def _to_codex(settings, jobs):
+    import codex_delivery
+    return codex_delivery.deliver_all(jobs)
+
+
+def _leave(store, row, holder):
+    """What an adapter calls with the window before the first byte of a message can leave."""
+    def leave(window=None):
+        with store.transaction():
+            if not store.move(row, "direct-inflight", now_ms(), window=window, holder=holder):
+                raise RuntimeError("the reservation was lost")
+    return leave
 
 
 def host_start(pid):
@@ -223,21 +244,19 @@ def host_start(pid):
     return host_process.start_time(pid)
 
 
-def _claude_job(store, row, peer, sender, holder):
+def _claude_job(store, row, peer, sender):
     import claude_delivery
     mode, own = sender_mode(store, sender), store.peer(row["sender_session"]) if row["sender_session"] else None
     inbox = own and own["host"] == "claude" and claude_delivery.find_inbox(own["session"], claude_dirs(own))[0]
-
-    def leave():
-        with store.transaction():
-            if not store.move(row, "direct-inflight", now_ms(), holder=holder):
-                raise RuntimeError("the reservation was lost")
-    return {"target_session": peer["session"], "uid": row["uid"], "body": row["body"], "label": row["sender_label"],
+    return {"label": row["sender_label"],
             "reply_address": claude_delivery.address(inbox.socket) if inbox else row["sender_label"], "mode": mode,
             "config_dirs": claude_dirs(peer), "own_pids": [sender["process"][0]] if sender["process"] else [],
             "may_be_held": claude_delivery.may_be_held(mode, peer["permission_mode"]),
-            "leave": leave, "on_receipt": _on_receipt(store.settings, row["uid"]),
-            "hold_for": (row["expires_at"] - now_ms()) / 1000}
+            "on_receipt": _on_receipt(store.settings, row["uid"]), "hold_for": (row["expires_at"] - now_ms()) / 1000}
+
+
+def _codex_job(store, row, peer, sender):
+    return {"codex": codex_of(store, peer), "text": "%s\n%s" % render(store, row), "sender": codex_sender(sender)}
 
 
 def sender_mode(store, sender):
@@ -252,8 +271,11 @@ def sender_mode(store, sender):
     return claude_delivery.from_mode(held[0]["permission_mode"])
 
 
-def settle_outcome(store, row, outcome, holder=(None, None)):
-    """Moves a row on by what an adapter answered. Call it in a transaction; False if the row was no longer there."""
+def settle_outcome(store, row, outcome, holder=(None, None), detail=None):
+    """Moves a row on by what an adapter answered. Call it in a transaction; False if the row was no longer there.
+
+    detail: what is to be said of an accepted message beyond its window.
+    """
     word, text = outcome
     accepted = word == "ACCEPTED"
     state = OUTCOME_STATES[word]
@@ -263,7 +285,7 @@ def settle_outcome(store, row, outcome, holder=(None, None)):
         state = "expired"
     elif row["state"] == state:
         return True
-    return store.move(row, state, now_ms(), window=text if accepted else None, detail=None if accepted else text,
+    return store.move(row, state, now_ms(), window=text if accepted else None, detail=detail if accepted else text,
                       holder=holder if word == "HELD" else (None, None))
 
 
@@ -321,6 +343,22 @@ def look_for_evidence(store, targets, seconds=1.0):
     return settled
 
 
+def follow_host_queue(store, rows):
+    """Says in the detail of each row that went into Codex's own queue whether it still waits there; those that do."""
+    waiting = []
+    for row in rows:
+        peer = store.peer(row["target"]) if row["window"] == "codex-queue" and row["state"] == "delivered" else None
+        if peer:
+            import codex_delivery
+            holds = codex_delivery.queue_holds(codex_of(store, peer).home, (row["detail"] or "").rpartition(" ")[2])
+            if holds:
+                waiting.append(row)
+            if holds is not None:
+                row["detail"] = ("waiting in Codex's own queue" if holds else
+                                 None if row["confirmed_at"] else "taken from Codex's own queue")
+    return waiting
+
+
 def _transcript(peer):
     """The path of a session's transcript, "" if there is none."""
     import transcripts
@@ -339,14 +377,15 @@ def _transcript_roots(peer):
 
 
 def _wanted(store, row):
-    """What to look for: the id that Claude Code was given, and the text as a hook renders it in either language."""
+    """What to look for: the id that the host was given, and the text as a hook renders it in either language, or bare
+    in Codex's own envelope, which carries no id."""
     import claude_delivery
-    texts = None
+    texts = [row["body"]] if row["window"] == "codex-delegated-tool-output" else None
     hooks = {event for _, event in WINDOWS}
     if row["state"] == "hook-inflight" or row["window"] in hooks or row["target_host"] == "agy":
         texts = ["%s\n%s" % (line, render(store, row)[1]) for line in source_lines(store, row)]
-    return {"key": row["id"], "id": claude_delivery.msg_id(row["uid"]) if row["target_host"] == "claude" else None,
-            "text": texts, "since": row["since"]}
+    identifiers = {"claude": claude_delivery.msg_id(row["uid"]), "codex": row["uid"]}
+    return {"key": row["id"], "id": identifiers.get(row["target_host"]), "text": texts, "since": row["since"]}
 
 
 def _may_still_decide(peer, row):
@@ -555,7 +594,9 @@ def cancel(store, row, sender):
     with store.transaction():
         if row["state"] != "queued" or not store.move(row, "cancelled", now_ms(), detail="withdrawn"):
             row = store.by_id(row["id"])
-            raise NotPossible("#%d cannot be cancelled any more: it is %s" % (row["id"], shown_state(row)))
+            raise NotPossible("#%d cannot be cancelled any more: it is %s%s" % (
+                row["id"], shown_state(row), ", and Codex's own queue gives nothing back"
+                if row["window"] == "codex-queue" else ""))
     store.lower_hint(row["target"])
     return row
 

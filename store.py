@@ -120,6 +120,7 @@ class Store:
         self.settings, self.path, self.hints = settings, settings.db, settings.db + ".hints"
         self.sandboxed = None  # what xmsg.in_sandbox() has found, once a command
         self.found = None  # what xmsg.found() has read of the hosts, once a command
+        self.codex = {}  # what xmsg.codex_of() has asked, by CODEX_HOME
         if write:
             self._prepare_files()
             self._connect(self.path, busy_seconds)
@@ -406,8 +407,9 @@ class Store:
             raise ValueError("no move from %s to %s" % (row["state"], state))
         target = self.successor(row["target"]) if state == "queued" else row["target"]
         cursor = self._execute(
-            "update messages set state = :state, state_at = :now, window = coalesce(:window, window), "
-            "detail = :detail, holder_pid = :pid, holder_start = :start, target = :target, "
+            "update messages set state = :state, state_at = :now, detail = :detail, "
+            "window = case when :state = 'queued' then null else coalesce(:window, window) end, "
+            "holder_pid = :pid, holder_start = :start, target = :target, "
             "evidence = coalesce(:evidence, evidence), "
             "confirmed_at = case when :evidence is null then confirmed_at else :now end "
             "where id = :id and state = :old",
@@ -418,8 +420,8 @@ class Store:
         self._record(row["id"], now, state, window, detail)
         if state == "queued":
             self.raise_hint(target)
-        row.update(state=state, state_at=now, window=window or row["window"], detail=detail, holder_pid=holder[0],
-                   holder_start=holder[1], target=target)
+        row.update(state=state, state_at=now, window=None if state == "queued" else window or row["window"],
+                   detail=detail, holder_pid=holder[0], holder_start=holder[1], target=target)
         return True
 
     def note(self, row, now, detail, holder=None):

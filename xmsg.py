@@ -192,8 +192,15 @@ def in_sandbox(store):
     return store.sandboxed
 
 
-def activity(peer):
-    """What an open session does: idle, busy or waiting (a dialog is open), unknown where its host does not tell."""
+def activity(peer, facts=None):
+    """What an open session does: idle, busy or waiting (a dialog is open), unknown where its host does not tell.
+
+    facts: its direct_facts(), where they are known.
+    """
+    if facts and facts.get("flags"):
+        return "waiting"
+    if facts and facts.get("status") in ("idle", "active"):
+        return "idle" if facts["status"] == "idle" else "busy"
     if "activity" in peer:  # told with the session itself
         return peer["activity"]
     if peer["host"] == "agy":
@@ -242,6 +249,8 @@ def process_of_session(host):
 def sender_identity(store, environ, label="", notification=False):
     """Who sends: a dict of kind, label, host, session, and self (the session that a group never includes).
 
+    process: the host process above, if that is the session's own. told_by: the pid of the host process above, if it is
+    of this session's host and its own variables named this very session; only then a host's own envelope may name it.
     Explicit variables first, then the hosts' own; of several hosts' inherited variables, the nearest host ancestor's.
     """
     import host_process
@@ -253,9 +262,10 @@ def sender_identity(store, environ, label="", notification=False):
         raise UsageError("XMSG_FROM_TOOL=%s is no name of a host; it is one of %s" % (
             one_line(settings.from_tool)[:LONGEST_NAME], ", ".join(HOSTS)))
     if notification:
-        return {"kind": "notification", "host": "", "session": "", "self": "", "process": None,
+        return {"kind": "notification", "host": "", "session": "", "self": "", "process": None, "told_by": None,
                 "label": _given_label(store, given, "") if given else "xmsg"}
     host, session = _host_variables(store, environ, nearest)
+    told = nearest and session
     if settings.from_session:
         if not is_session_id(settings.from_session):
             raise UsageError("XMSG_FROM_SESSION=%s is not a session id" % one_line(settings.from_session))
@@ -269,10 +279,11 @@ def sender_identity(store, environ, label="", notification=False):
         host, session = nearest.kind, held[0]["session"] if held else ""
     if session and host in HOSTS:
         return {"kind": "agent", "host": host, "session": session, "self": session, "process": process,
+                "told_by": nearest.pid if told == session and nearest.kind == host else None,
                 "label": _given_label(store, given, session) if given else session_label(store, session)}
     operator = not host and not nearest and os.isatty(0)
     return {"kind": "operator" if operator else "unknown", "host": one_line(host)[:LONGEST_NAME], "session": "",
-            "self": session, "process": process,
+            "self": session, "process": process, "told_by": None,
             "label": _given_label(store, given, "") if given else host or _login_name()}
 
 
@@ -461,6 +472,7 @@ def route(facts):
     """The windows to try before the hooks, best first, and the reason if there is none. A pure function.
 
     facts: host; direct, whether the sender allows it; inbox_fault, why a Claude Code session's inbox cannot be used;
+    for Codex what codex_delivery.Codex.facts() tells;
     agy: holder (a pid, 0, None for unknown), inside (the sender is in agy), wake, known (agy keeps it), program.
     """
     if not facts["direct"]:
@@ -469,6 +481,9 @@ def route(facts):
         return ([], facts["inbox_fault"]) if facts["inbox_fault"] else (["uds-direct"], None)
     if facts["host"] == "agy":
         return _route_to_agy(facts["agy"])
+    if facts["host"] == "codex":
+        import codex_delivery
+        return codex_delivery.windows(facts)
     return [], "no direct window"
 
 
@@ -490,8 +505,8 @@ def _route_to_agy(facts):
     return ["agy-wake"], None
 
 
-def direct_facts(store, peer, direct):
-    """What route() decides on, gathered for one target."""
+def direct_facts(store, peer, direct, sender=None):
+    """What route() decides on, gathered for one target. sender: who sends, as sender_identity() says."""
     facts, told = {"host": peer["host"], "direct": direct, "inbox_fault": None}, store.found
     if direct and peer["host"] == "claude":
         import claude_delivery
@@ -501,9 +516,26 @@ def direct_facts(store, peer, direct):
         else:
             facts["inbox_fault"] = claude_delivery.find_inbox(peer["session"], claude_dirs(peer),
                                                               told and told.claude.get(peer["session"], []))[1]
+    if direct and peer["host"] == "codex":
+        facts.update(codex_of(store, peer).facts(peer["session"], codex_sender(sender)))
     if direct and peer["host"] == "agy":
         facts["agy"] = _agy_facts(store, peer["session"])
     return facts
+
+
+def codex_of(store, peer):
+    """The codex_delivery.Codex of a session's CODEX_HOME; one a command, so that its deadline is the command's."""
+    import codex_delivery
+    home = codex_delivery.home_of(peer["transcript"]) or codex_delivery.codex_home(os.environ)
+    if home not in store.codex:
+        store.codex[home] = codex_delivery.Codex(home, store.settings.codex_timeout, store.settings.codex_bin)
+    return store.codex[home]
+
+
+def codex_sender(sender):
+    """(thread, pid of the host above) of a sender that Codex itself may name to the receiver, else None."""
+    verified = sender and sender["host"] == "codex" and sender.get("told_by")
+    return (sender["session"], sender["told_by"]) if verified else None
 
 
 def _agy_facts(store, session):

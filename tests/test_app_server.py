@@ -471,6 +471,46 @@ class FrameTest(unittest.TestCase):
             self.assertEqual(whole, feed_in_parts(open_core(), [bytes([byte]) for byte in data]), data)
 
 
+class LineTest(unittest.TestCase):
+    """Where each message is a line."""
+
+    def test_lines_come_out_as_they_went_in_split_at_any_byte(self):
+        data = "{}\n\n{\"é\": 1}\nrest".encode()
+        for i in range(len(data) + 1):
+            core = app_server.Lines()
+            self.assertEqual([("text", "{}"), ("text", ""), ("text", '{"é": 1}')],
+                             feed_in_parts(core, [data[:i], data[i:]])[0])
+            core.feed(b"\n")
+            self.assertEqual(("text", "rest"), core.next_event())
+
+    def test_the_length_of_a_line_and_its_bytes_are_checked(self):
+        core = app_server.Lines()
+        core.feed(b"x" * app_server.MAX_MESSAGE)
+        self.assertIsNone(core.next_event())
+        core.feed(b"x")
+        with self.assertRaises(ProtocolError):
+            core.next_event()
+        core = app_server.Lines()
+        core.feed(b"\xff\n")
+        with self.assertRaises(ProtocolError):
+            core.next_event()
+
+    def test_a_call_over_the_standard_streams_of_a_process(self):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            def serve():
+                for line in theirs.makefile("rb"):
+                    message = json.loads(line)
+                    if "id" in message:
+                        answer = {"id": message["id"], "result": {"m": message["method"]}}
+                        theirs.sendall(json.dumps(answer).encode() + b"\n")
+            thread = threading.Thread(target=serve, daemon=True)
+            thread.start()
+            with Connection(None, time.monotonic() + LONG, lines=ours) as connection:
+                self.assertEqual({"m": "ask"}, connection.request("ask"))
+            thread.join(LONG)
+
+
 # ---------------------------------------------------------------------------------------------------- real sockets
 
 
@@ -1188,11 +1228,11 @@ class SocketTest(unittest.TestCase):
 
     def test_a_socket_of_ours_is_connected_to_directly_and_through_a_link(self):
         self.listen(self.path)
-        app_server.connect_socket(self.path).close()
+        app_server.connect_socket(self.path)[0].close()
         inner = os.path.join(self.folder, "control")
         os.mkdir(inner, 0o700)
         os.symlink(self.path, os.path.join(inner, "link"))
-        app_server.connect_socket(os.path.join(inner, "link")).close()
+        app_server.connect_socket(os.path.join(inner, "link"))[0].close()
 
     def test_what_is_no_socket_is_not_reached(self):
         self.refused("no app-server socket")
@@ -1239,7 +1279,7 @@ class SocketTest(unittest.TestCase):
                 os.chmod(name, good | bad)
                 self.refused("others can write to it: " + name, link)
             os.chmod(name, good)
-            app_server.connect_socket(link).close()
+            app_server.connect_socket(link)[0].close()
 
     def test_what_another_user_owns_is_refused(self):
         self.listen(self.path)
@@ -1252,7 +1292,7 @@ class SocketTest(unittest.TestCase):
                 os.lchown(name, 65534, 0)
                 self.refused("owned by another user", link)
                 os.lchown(name, 0, 0)
-            app_server.connect_socket(link).close()
+            app_server.connect_socket(link)[0].close()
 
     @unittest.skipUnless(hasattr(socket, "SO_PEERCRED"), "the kernel does not say who listens")
     def test_a_listener_of_another_user_is_refused(self):
