@@ -192,9 +192,14 @@ def context_of(host, text):
     return around or "not seen; the screen:\n" + host.screen()
 
 
-def per_version(*classes):
-    """A load_tests function: each class runs for every default version of its kinds, in pairs."""
+def per_version(*classes, more=None):
+    """A load_tests function: each class runs for every default version of its kinds, in pairs.
+
+    more: {kind: further versions}.
+    """
     known = {kind: [name.partition("@")[2] for name in DEFAULTS if name.startswith(kind)] for kind in TUI}
+    for kind, versions in (more or {}).items():
+        known[kind] = known[kind] + versions
 
     def load_tests(loader, tests, pattern):
         suite = unittest.TestSuite()
