@@ -250,12 +250,14 @@ def running_version(pid):
 class Codex:
     """One CODEX_HOME during one command: its processes, and its app-server over one connection, all by one deadline.
 
-    fault: why the app-server serves nothing, None if it does. version: the app-server's.
+    fault: why the app-server serves nothing, None if it does. version: the app-server's. writers: {thread: pid} of all
+    that are held open, where that has been read already.
     """
 
-    def __init__(self, home, seconds, program=""):
+    def __init__(self, home, seconds, program="", writers=None):
         self.home, self.deadline, self.program = home, time.monotonic() + seconds, program
         self.version = self.fault = self._connection = self._tuis = None
+        self._writers, self._versions = writers, {}
 
     def facts(self, thread, sender=None):
         """What windows() decides on, for one thread. sender: (thread, pid of the host process above it) or None."""
@@ -283,8 +285,19 @@ class Codex:
             for pid in host_process.processes():
                 if os.path.basename(host_process.executable(pid)) != "codex" or not self._is_tui(pid):
                     continue
-                self._tuis.append(running_version(pid) if time.monotonic() < self.deadline else None)
+                self._tuis.append(self._version_of(pid))
         return self._tuis
+
+    def _version_of(self, pid):
+        """The version that a process runs, asked once for each program; None for one that is not known in time."""
+        try:
+            program = os.stat(host_process.program(pid))
+        except OSError:
+            return None
+        key = program.st_dev, program.st_ino
+        if key not in self._versions:
+            self._versions[key] = running_version(pid) if time.monotonic() < self.deadline else None
+        return self._versions[key]
 
     def request(self, method, params, leaving=None):
         """A request to the app-server within the deadline; its errors are app_server's."""
@@ -312,7 +325,7 @@ class Codex:
         if not os.path.lexists(path):
             self.fault = "no app-server runs there"
         # The first client names an app-server's sessions for ever, so it must not be us (measured on 0.156.1).
-        elif not open_threads(self.home) and not self.tuis():
+        elif not (open_threads(self.home) if self._writers is None else self._writers) and not self.tuis():
             self.fault = "its app-server has no session yet"
         else:
             try:
@@ -352,12 +365,12 @@ class Codex:
 
     def _writer(self, thread):
         """Who holds a thread open: the role of the process, "nobody", or None if that cannot be known."""
-        pid = writer(self.home, thread)
+        pid = writer(self.home, thread) if self._writers is None else self._writers.get(thread, 0)
         if not pid:
             return {"writer": None if pid is None else "nobody"}
         host = host_process.identify(pid)
         role = host.role if host and host.kind == "codex" else "other"
-        return {"writer": role, "writer_pid": pid, "writer_version": running_version(pid) if role == "tui" else None}
+        return {"writer": role, "writer_pid": pid, "writer_version": self._version_of(pid) if role == "tui" else None}
 
 
 LOADED = ("idle", "active")

@@ -62,8 +62,8 @@ class Found:
     """What the hosts themselves tell, read once a command.
 
     peers: every registered session's row, by id. sessions: the rows of those that are open, registered or not.
-    claude: {session: its host's records of it}. codex_homes: all that are known; telling_homes: those that tell
-    which of their threads are open. pids: of all processes.
+    claude: {session: its host's records of it}. codex_homes: all that are known; writers: {home: {thread: pid}} of
+    those that tell which of their threads are open. pids: of all processes.
     """
 
     def __init__(self, store):
@@ -71,7 +71,7 @@ class Found:
         import claude_delivery
         import codex_delivery
         import host_process
-        self.peers, self.sessions, self.telling_homes = {peer["session"]: peer for peer in store.peers()}, {}, set()
+        self.peers, self.sessions, self.writers = {peer["session"]: peer for peer in store.peers()}, {}, {}
         self.pids, self._projects = set(host_process.processes()), {}
         self.claude, records = {}, claude_delivery.sessions(claude_delivery.config_dirs(
             os.environ, self._homes("claude", claude_delivery.config_dir_of)))
@@ -84,7 +84,7 @@ class Found:
             threads = codex_delivery.open_threads(home)
             if threads is None:
                 continue
-            self.telling_homes.add(home)
+            self.writers[home] = {thread["session"]: thread["pid"] for thread in threads}
             for thread in threads:
                 if thread["session"] in self.peers or codex_delivery.is_session(thread):
                     self._add("codex", thread["session"], title=thread["name"], cwd=thread["cwd"],
@@ -165,7 +165,7 @@ def is_live(store, peer, now):
     if peer["host"] == "codex":
         import codex_delivery
         home = codex_delivery.home_of(peer["transcript"])
-        if told and home in told.telling_homes:
+        if told and home in told.writers:
             return False
         held = codex_delivery.writer(home, peer["session"]) if home else None
         if held is not None:
@@ -528,7 +528,8 @@ def codex_of(store, peer):
     import codex_delivery
     home = codex_delivery.home_of(peer["transcript"]) or codex_delivery.codex_home(os.environ)
     if home not in store.codex:
-        store.codex[home] = codex_delivery.Codex(home, store.settings.codex_timeout, store.settings.codex_bin)
+        store.codex[home] = codex_delivery.Codex(home, store.settings.codex_timeout, store.settings.codex_bin,
+                                                 store.found and store.found.writers.get(home))
     return store.codex[home]
 
 
