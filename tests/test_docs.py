@@ -103,5 +103,22 @@ class TheHelp(unittest.TestCase):
             self.assertEqual(0, done.returncode)
 
 
+class TheMutants(unittest.TestCase):
+    def test_meet_their_code_and_name_tests_that_exist(self):
+        import run_mutants
+        names = {}
+        for _, guard, file, old, new, test in run_mutants.read_mutants(os.path.join(ROOT, "tests", "mutants.txt")):
+            with self.subTest(guard=guard):
+                with open(os.path.join(ROOT, file), encoding="utf-8") as code:
+                    self.assertEqual(1, code.read().count(old))
+                self.assertNotEqual(old, new)
+                module, case, method = test.split(".")
+                if module not in names:
+                    with open(os.path.join(ROOT, "tests", module + ".py"), encoding="utf-8") as code:
+                        names[module] = code.read()
+                self.assertIn("class %s(" % case, names[module])
+                self.assertIn("def %s(" % method, names[module])
+
+
 if __name__ == "__main__":
     unittest.main()
