@@ -20,17 +20,20 @@ select id, (select lower(hex(randomblob(4)))) || printf('%%08x', id), created_at
        """ + STATE + """,
        coalesce(delivered_at, expired_at, created_at) * 1000,
        case when """ + STATE + """ = 'delivered' then delivered_event end,
-       case """ + STATE + """ when 'expired' then 'expired or cancelled'
-                            when 'direct-uncertain' then 'no answer came' end,
+       case """ + STATE + """ when 'delivered' then 'taken over from the earlier xmsg'
+                            when 'expired' then 'expired or cancelled by the earlier xmsg'
+                            when 'direct-uncertain' then 'no answer came to the earlier xmsg' end,
        case when from_tool = 'notification' then 'notification'
             when from_session != '' and from_tool in (%s) then 'agent' else 'unknown' end,
        from_label, case from_tool when 'notification' then '' else from_tool end,
        case when from_tool in (%s) then from_session else '' end, to_session,
        coalesce(host, ''), body, priority
 from earlier_messages left join peers on session = to_session"""
+# What has ended says so in its detail, and nothing more will happen to it.
 EVENTS = """
 insert into events (message, at, state, window, detail)
-select id, state_at, state, window, 'taken over from the earlier xmsg' from messages"""
+select id, state_at, state, window, 'taken over from the earlier xmsg' from messages
+where state in ('queued', 'direct-uncertain')"""
 PEERS = """
 insert into peers (session, host, name, name_key, cwd, model, permission_mode, pid, pid_start, first_seen, last_seen,
                    hook_seen)
@@ -49,9 +52,13 @@ def keep_copy(database, path):
     os.close(os.open(scratch, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
     copy = sqlite3.connect(scratch)
     try:
+        # What a crash cuts off is not taken for the copy, so it needs no journal.
+        copy.executescript("pragma journal_mode = off; pragma synchronous = off")
         database.backup(copy)
     finally:
         copy.close()
+    with open(scratch, "rb") as file:
+        os.fsync(file.fileno())
     os.rename(scratch, kept)
 
 

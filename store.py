@@ -185,6 +185,8 @@ class Store:
 
     def _connect_read_only(self, busy_seconds):
         """immutable is right only where nobody writes and there is no -wal: a sandbox that denies every write."""
+        if os.path.exists(self.path + "-journal"):  # an adoption was cut off, and only a writer can take it back
+            return self.__init__(self.settings)
         for option in ("mode=ro", "mode=ro&immutable=1"):
             escaped = self.path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
             self._db = sqlite3.connect("file:%s?%s" % (escaped, option), uri=True, timeout=busy_seconds,
@@ -218,10 +220,13 @@ class Store:
                                     "from sqlite_master")
         if version == 0 and tables and not self._is_earlier():
             raise StoreRefused("%s is a database of another program; set XMSG_DB to a file of xmsg's own" % self.path)
-        self._to_wal()
         if self._is_earlier():
             import adoption
             adoption.keep_copy(self._db, self.path)
+            # So that its rows are not written twice; it stays in WAL mode while somebody else has it open.
+            self._execute("pragma journal_mode = delete")
+        else:
+            self._to_wal()
         with self.transaction():
             version = self._one("pragma user_version")[0]
             try:
@@ -238,6 +243,7 @@ class Store:
             except BROKEN as error:
                 raise self._typed(error) from error
             self._execute("pragma user_version = %d" % SCHEMA)
+        self._to_wal()
 
     def _is_earlier(self):
         """Whether the tables are those of the earlier xmsg, which set no user_version."""
