@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 from support import PATIENCE, CommandServer, end
@@ -53,17 +54,20 @@ class Told(Exception):
 
 class Beside(unittest.TestSuite):
     """A module's tests, run by a forked process beside those of the other modules; told in the usual order."""
-    waiting, running = [], []
+    waiting, running, process = [], [], None
 
     def __init__(self, tests):
         super().__init__(tests)
         self.waiting.append(self)
 
     def run(self, result, debug=False):
-        while self.waiting and (self not in self.running or len(self.running) < WIDTH):
-            self.waiting.pop(0).start()
-        os.waitpid(self.process, 0)
-        self.running.remove(self)
+        while self.process is None or self in self.running:
+            for suite in self.running[:]:
+                if os.waitpid(suite.process, os.WNOHANG)[0]:
+                    self.running.remove(suite)
+            while self.waiting and len(self.running) < WIDTH:
+                self.waiting.pop().start()  # the last module is the longest
+            time.sleep(0.01)
         tests = {test.id(): test for test in _single_tests(self)}
         with self.report:
             self.report.seek(0)

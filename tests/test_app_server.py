@@ -23,6 +23,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
 
+from side_by_side import load_tests  # noqa: E402, F401
 import app_server
 from app_server import Connection, Lost, NotReached, ProtocolError, RpcError, WebSocket
 

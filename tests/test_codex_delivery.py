@@ -17,6 +17,7 @@ import support
 import codex_delivery
 from codex_delivery import Codex, windows
 from support import FakeProc, HomeCase, PATIENCE
+from side_by_side import load_tests  # noqa: F401
 from test_app_server import Gone, Server, read_client_frames, server_frame, text_frame
 
 LONG, SHORT, SLACK = 20 * PATIENCE, 0.15 * PATIENCE, 1.0 * PATIENCE

@@ -11,6 +11,7 @@ import time
 import unittest
 
 from support import ADA, BOB, EVE, PYTHON, ROOT, FakeProc, HomeCase, HostProcess, environ, peer, wait_until
+from side_by_side import load_tests  # noqa: F401
 
 import command_line
 import store as store_module
