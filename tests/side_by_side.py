@@ -65,7 +65,7 @@ class Beside(unittest.TestSuite):
             for suite in self.running[:]:
                 if os.waitpid(suite.process, os.WNOHANG)[0]:
                     self.running.remove(suite)
-            while self.waiting and len(self.running) < WIDTH:
+            while self.waiting and len(self.running) <= WIDTH:  # one more than there are cores: tests wait a lot
                 self.waiting.pop().start()  # the last module is the longest
             time.sleep(0.01)
         tests = {test.id(): test for test in _single_tests(self)}
