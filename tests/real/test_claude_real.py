@@ -176,6 +176,7 @@ class FloodedReceiver(ClaudeCase):
         jobs = [dict(target_session=self.claude.session_id, uid=os.urandom(8).hex(), body=word, label="tester",
                      config_dirs=[str(self.home.claude_config)], may_be_held=False) for word in words]
         outcomes = [outcome for outcome, _ in claude_delivery.deliver_all(jobs, timeout=5 * PATIENCE, at_once=4)]
+        self.claude.wait_seen(words[0], 60)  # between the reply's end and the queue's turn the host says idle
         self.claude.wait_idle(60)
         self.assertEqual(outcomes.count(ACCEPTED), 50)
         self.assertEqual({outcome[0] for outcome in outcomes}, {"ACCEPTED", "NOT_SENT"})
