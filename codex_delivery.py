@@ -137,7 +137,9 @@ def _query(path, sql, values=()):
 def _renames(home, wanted):
     """{thread: name} of session_index.jsonl for the threads wanted; the last whole line of a thread wins."""
     import json
-    # Most lines are other threads', and parsing them all would take longer than all the rest of a report.
+    from itertools import compress
+    from operator import itemgetter
+    # Most lines are other threads', and a loop over them all would take longer than all the rest of a report.
     heads, names = {b'{"id":"%s"' % thread.encode() for thread in wanted}, {}
     length = max(map(len, heads))
     try:
@@ -147,7 +149,8 @@ def _renames(home, wanted):
             if not stat.S_ISREG(status.st_mode):
                 return names
             file.seek(max(0, status.st_size - LARGEST_INDEX))
-            lines = [line for line in file if line[:length] in heads]
+            lines = list(file)
+            lines = list(compress(lines, map(heads.__contains__, map(itemgetter(slice(length)), lines))))
     except OSError:
         return names
     for line in reversed(lines):

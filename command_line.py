@@ -366,9 +366,7 @@ def _dispatch(arguments):
         add_arguments, run, about = COMMANDS[name]
         parser = _parser(name, about)
         add_arguments(parser)
-        # argparse takes options between positionals, or a text behind --, but not both.
-        plain = "--" in rest or name == "history"  # nor does it take them with actions
-        options = parser.parse_args(rest) if plain else parser.parse_intermixed_args(rest)
+        options = _parse(parser, rest, name == "history")
         # These two help to mend a bad setting.
         return run(options, Settings(os.environ, [] if name in ("doctor", "settings") else None), print)
     except XmsgError as error:
@@ -380,6 +378,24 @@ def _dispatch(arguments):
             raise
         return _report_error(XmsgError("unexpected %s: %s (XMSG_NO_FAILOPEN=1 shows where)"
                                        % (type(error).__name__, error)), json_wanted)
+
+
+def _parse(parser, words, has_actions):
+    """The options of a command line: options may stand between positionals, and behind -- nothing is one.
+
+    argparse can do the first or the second, and the first not for a command with actions of its own.
+    """
+    if has_actions:
+        return parser.parse_args(words)
+    at = words.index("--") if "--" in words else len(words)
+    literal = {"\0%d" % place: word for place, word in enumerate(words[at + 1:])}
+    options = parser.parse_intermixed_args(words[:at] + list(literal))
+    for name, value in vars(options).items():
+        if isinstance(value, list):
+            setattr(options, name, [literal.get(word, word) for word in value])
+        elif isinstance(value, str):
+            setattr(options, name, literal.get(value, value))
+    return options
 
 
 def _as_seen_inside(error, name):

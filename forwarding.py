@@ -238,16 +238,27 @@ def _add(store, link, request, sender, remote, targets):
     with store.transaction():
         rows = [store.add(columns(target, now), now, request["replace"]) for target in targets]
         for row in rows if link else ():
-            _take(store, row)
+            _take(store, row, link)
     return rows
 
 
-def _take(store, row):
+def _take(store, row, link):
     """Moves a row that waits here on its way, durably once the transaction ends; false if another process has it."""
     if _waits_here(row, 0):
+        store.leaves_for(row, link.far["machine"])
         store.move(row, "reserved", now_ms(), holder=myself())
         store.move(row, "direct-inflight", now_ms(), holder=myself())
     return row["state"] != "direct-inflight" or row["holder_pid"] == os.getpid()
+
+
+def _elsewhere(link, row):
+    """Why this link's machine is not the one that has or may have a message, None if it is.
+
+    An alias can lead to another machine than before; sent there as well, the message would be seen twice.
+    """
+    if not _waits_here(row, 0) and row["far_machine"] not in (None, link.far["machine"]):
+        return "%s leads to another machine now, and the message went to the one before" % row["remote"]
+    return None
 
 
 def _waits_here(row, now):
@@ -281,8 +292,9 @@ def _carry(store, link, batches, request=None):
         for rows in batches:
             for row in rows:
                 row.update(store.by_id(row["id"]))
-                if not _take(store, row):
-                    notes[row["id"]] = "another process has it"
+                reason = _elsewhere(link, row)
+                if reason or not _take(store, row, link):
+                    notes[row["id"]] = reason or "another process has it"
     for rows in batches:
         rows = [row for row in rows if row["id"] not in notes and row["state"] not in ENDED]
         fresh = [row for row in rows if row["state"] == "direct-inflight" or (
@@ -299,7 +311,8 @@ def _carry(store, link, batches, request=None):
             told = (_told(answer, number, row) if answer else None) or {"error": answers}
             if "error" not in told:
                 follow(store, row, told)
-                notes[row["id"]] = told["note"]
+                if told["note"]:
+                    notes[row["id"]] = told["note"]
                 continue
             error = told["error"]
             refused = isinstance(error, dict) and error["code"] in REFUSALS
@@ -418,6 +431,9 @@ def catch_up(store, aliases=None):
 
 def _tell(store, link, row, verb, **more):
     """Tells the far side to do something about one row that it may have; its record, or an error as text or dict."""
+    reason = _elsewhere(link, row)
+    if reason:
+        return {"error": reason}
     word, answers = link.ask([[verb, dict(_document(store, [row]), **more)]])
     told = _told(answers[0], 0, row) if word == "ACCEPTED" else {"error": answers}
     if "error" not in told:
@@ -448,11 +464,12 @@ def wait_for_proof(store, rows, seconds):
     except RemoteError:
         return rows  # they are there; only the proof is out of reach
     link.deadline += seconds
+    far = [row for row in far if not _elsewhere(link, row)]
     try:
-        word, answers = link.ask([["state", dict(_document(store, far), wait=seconds)]])
+        word, answers = link.ask([["state", dict(_document(store, far), wait=seconds)]] if far else [])
     finally:
         link.close()
-    for number, row in enumerate(far if word == "ACCEPTED" else ()):
+    for number, row in enumerate(far if far and word == "ACCEPTED" else ()):
         told = _told(answers[0], number, row)
         if "error" not in told:
             follow(store, row, told)

@@ -80,7 +80,8 @@ def _lines():
     if status.st_uid != os.geteuid() or status.st_mode & 0o022 or len(content) > LONGEST_FILE:
         raise RemoteError("%s is not a short file that only you can write, and its commands are run; look at it, then "
                           "`chmod go-w` it" % remotes_path())
-    return clean_text(content.decode("utf-8", "replace")).splitlines()
+    text = clean_text(content.decode("utf-8", "replace"))
+    return text[:-1 if text.endswith("\n") else None].split("\n") if text else []
 
 
 def add_remote(settings, alias, words, spool):

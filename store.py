@@ -50,7 +50,8 @@ create table messages (
   far_session text,
   far_id integer,
   far_state text,
-  far_at integer
+  far_at integer,
+  far_machine text
 );
 create index messages_queued on messages (target, priority desc, id) where state = 'queued';
 create index messages_open on messages (state, target, id) where %s;
@@ -100,7 +101,8 @@ create table meta (key text primary key, value text not null) without rowid;
 # What a store of an earlier version lacks: version -> the statements that make it the next one. They only add.
 ADDITIONS = {
     1: ["alter table messages add column " + column for column in (
-        "remote text", "far_session text", "far_id integer", "far_state text", "far_at integer")] + [
+        "remote text", "far_session text", "far_id integer", "far_state text", "far_at integer",
+        "far_machine text")] + [
         "create index messages_remote on messages (remote, id) where remote is not null"],
 }
 
@@ -441,6 +443,12 @@ class Store:
         if cursor.rowcount == 1:
             self._record(row["id"], now, row["state"], None, detail)
             row.update(detail=detail, holder_pid=pid, holder_start=start)
+
+    def leaves_for(self, row, machine):
+        """Notes which machine a message is on its way to, by that machine's id. Call it in a transaction."""
+        self._execute("update messages set far_machine = :machine where id = :id",
+                      {"machine": machine, "id": row["id"]})
+        row["far_machine"] = machine
 
     def heard(self, row, now, session, host, number, state):
         """Writes down what another machine says of a message that it has. Call it in a transaction."""

@@ -103,6 +103,13 @@ class Xmsg(Case):
             self.home.xmsg(*command, status=None)
             self.assertFalse(os.path.exists(self.home.db), command)
 
+    def test_takes_options_before_a_text_behind_two_dashes(self):
+        for words, body in (([BOB, "--force", "--urgent", "--", "-x"], "-x"), (["--force", BOB, "--", "--"], "--"),
+                            ([BOB, "--force", "--", "--json"], "--json"), (["--force", "--", BOB, "a text"], "a text")):
+            with self.subTest(words=words):
+                self.home.xmsg("send", *words, session=ADA)
+                self.assertEqual([(body,)], self.home.sql("select body from messages order by id desc limit 1"))
+
     def test_takes_hostile_arguments_for_what_they_are(self):
         """Never a traceback, never `unexpected`: status 2 or 3 and a sentence without control characters."""
         words = ("\x1b[31m\u202e", b"\xff\xfe", "'; drop table messages; --%_", "\u0661", "x" * 10000)

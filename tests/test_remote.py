@@ -458,6 +458,24 @@ class TheLink(Case):
         self.here.xmsg("resolve", sent["uid"], "--drop")
         self.assertEqual("cancelled", self.here.states()[-1])
 
+    def test_that_is_lost_never_goes_to_another_machine_of_the_same_alias(self):
+        relay = self.here.script("relay", RELAY % (PYTHON, os.path.join(self.here.folder, "to-box")))
+        self.here.add("cut", relay)
+        sent = self.send("cut:bob", "once only", status=6, CUT="out 200")
+        self.assertEqual(1, len(self.arrived()))
+        other = Machine()
+        self.addCleanup(other.remove)
+        other.hook("codex", EVE, "SessionStart")
+        other.xmsg("name", EVE, "bob")
+        self.here.way_to("other", other)
+        os.rename(os.path.join(self.here.folder, "to-other"), relay)
+        self.assertTrue(self.refreshed(sent["id"])["unknown"])
+        self.assertEqual([], other.rows())
+        self.assertIn("another machine now", self.here.xmsg("cancel", sent["uid"], session=ADA, status=8))
+        self.here.xmsg("resolve", sent["uid"], "--requeue")
+        self.assertEqual("queued", self.refreshed(sent["id"])["state"])
+        self.assertEqual(["once only"], [row[4] for row in other.rows()], "a person's word counts")
+
     def test_that_is_lost_past_the_messages_time_makes_it_never_arrive(self):
         relay = self.here.script("relay", RELAY % (PYTHON, os.path.join(self.here.folder, "to-box")))
         self.here.add("cut", relay)
@@ -716,7 +734,7 @@ class AnEarlierStore(unittest.TestCase):
         opened = home.store()
         message(opened, BOB, "kept")
         opened.close()
-        for column in ("remote", "far_session", "far_id", "far_state", "far_at"):
+        for column in ("remote", "far_session", "far_id", "far_state", "far_at", "far_machine"):
             if column == "remote":
                 home.sql("drop index messages_remote")
             home.sql("alter table messages drop column %s" % column)

@@ -194,7 +194,7 @@ class TheSchema(HomeCase):
         self.assertEqual({"id", "uid", "created_at", "expires_at", "state", "state_at", "window", "detail", "holder_pid",
                           "holder_start", "sender_kind", "sender_label", "sender_host", "sender_session", "target",
                           "target_host", "body", "priority", "request_key", "reply_to", "confirmed_at", "evidence",
-                          "remote", "far_session", "far_id", "far_state", "far_at"}, columns["messages"])
+                          "remote", "far_session", "far_id", "far_state", "far_at", "far_machine"}, columns["messages"])
         self.assertEqual({"message", "at", "state", "window", "detail"}, columns["events"])
         self.assertLessEqual({"session", "host", "name", "cwd", "project", "model", "permission_mode", "pid", "pid_start",
                               "successor", "first_seen", "last_seen", "hook_seen"}, columns["peers"])
