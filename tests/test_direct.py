@@ -2,18 +2,20 @@
 
 The adapter's own tests are in test_claude_delivery.py, the real hosts in tests/real.
 """
+import contextlib
+import io
 import json
 import os
 import signal
-import subprocess
 import tempfile
 import time
 import unittest
 
-from support import ADA, BOB, EVE, ROOT, ClaudeStandIn, HomeCase, HostProcess, end, wait_until
+from support import ADA, BOB, EVE, ClaudeStandIn, HomeCase, HostProcess, environ, wait_until
 from side_by_side import load_tests  # noqa: F401
 
 import claude_delivery
+import command_line
 
 HELD, DELIVERED, DENIED = {"status": "held"}, {"status": "delivered"}, {"status": "denied"}
 FULL = {"status": "dropped", "drop_reason": "rate-limited"}
@@ -95,15 +97,18 @@ class AnAcceptedMessage(DirectCase):
 
     def test_has_its_receipt_also_if_the_waiting_is_interrupted(self):
         self.claude()
-        env = dict(self.home.env, XMSG_FROM_TOOL="codex", XMSG_FROM_SESSION=BOB)
-        command = [os.path.join(ROOT, "bin", "xmsg"), "send", ADA, "a text", "--wait", "60"]
-        process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        self.addCleanup(end, process)
-        wait_until(lambda: self.home.sql("select 1 from messages where state = 'delivered'"), "the delivery")
-        wait_until(lambda: process.poll() is not None or process.send_signal(signal.SIGINT), "the end", 20)
-        self.assertEqual(130, process.returncode)
-        self.assertIn(b"delivered #1 -> ", process.stdout.read())
-        self.assertIn(b"not confirmed in 60 s", process.stderr.read())
+
+        def interrupt(*_):
+            raise KeyboardInterrupt
+        self.addCleanup(setattr, command_line, "wait_for_proof", command_line.wait_for_proof)
+        command_line.wait_for_proof = interrupt
+        out, err = io.StringIO(), io.StringIO()
+        with environ(**dict(self.home.env, XMSG_FROM_TOOL="codex", XMSG_FROM_SESSION=BOB)), \
+                contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            status = command_line.main(["send", ADA, "a text", "--wait", "60"])
+        self.assertEqual(130, status)
+        self.assertIn("delivered #1 -> ", out.getvalue())
+        self.assertIn("not confirmed in 60 s", err.getvalue())
 
     def test_is_confirmed_also_where_no_hook_of_xmsg_runs(self):
         ClaudeStandIn(self, self.config, self.runtime, ADA)
