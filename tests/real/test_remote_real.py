@@ -159,16 +159,19 @@ class TwoMachines(RealCase):
         self.here.json("send", "box:bob", "measured", session=ADA)
         whole, rng = time.monotonic() - begin, random.Random(50)
         rest = {}
-        for number in range(CUTS):
+        # On a quick machine most cuts come too late: more of them then, until some were in the middle.
+        while len(rest) < CUTS or len(rest) < 4 * CUTS and self.unknown() < 3:
+            number = len(rest)
             body = "text %02d" % number
             process = subprocess.Popen([XMSG, "send", "box:bob", body, "--json"], cwd=self.here.folder, text=True,
                                        env=dict(self.here.env, XMSG_FROM_TOOL="claude", XMSG_FROM_SESSION=ADA),
                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
             # A third at any time of all; the others once the far side has spoken, when the message is on its way.
             if number % 3:
-                wait_until(lambda: process.poll() is not None or self.here.has(body), "the far side to speak")
+                while process.poll() is None and not self.here.has(body):
+                    time.sleep(0.001)
             try:
-                process.wait(rng.uniform(0, 0.05 if number % 3 else 1.1 * whole))
+                process.wait(rng.uniform(0, 0.1 * whole if number % 3 else 1.1 * whole))
             except subprocess.TimeoutExpired:
                 self.cut(process.pid, rng.choice(("ssh", "sshd", "receive", "send")))
             out, _ = process.communicate(timeout=30 * PATIENCE)
@@ -178,7 +181,7 @@ class TwoMachines(RealCase):
                 self.assertEqual((process.returncode == 6, "direct-uncertain" if process.returncode == 6 else "queued"),
                                  (sent["unknown"], sent["state"]))
             rest[body] = process.returncode
-        before = self.here.messages()
+        unknown = self.unknown()
         self.here.json("outbox", "--refresh", "--limit", "1000")
         after, there = self.here.messages(), [found["body"] for found in self.there.messages()]
         self.assertEqual(len(set(there)), len(there))
@@ -186,10 +189,13 @@ class TwoMachines(RealCase):
         self.assertEqual({found["body"] for found in after if found["state"] == "queued"}, set(there))
         for body, status in rest.items():
             self.assertTrue(body in there if status in (0, 6) else body not in there or status != 8, (body, status))
-        unknown = sum(found["unknown"] for found in before)
-        self.assertGreater(unknown, 2)
+        self.assertGreaterEqual(unknown, 3)
         print("       %d whole, %d refused, %d killed, %d were UNKNOWN before one refresh" % tuple(
             [sum(status == wanted for status in rest.values()) for wanted in (0, 8, -signal.SIGKILL)] + [unknown]), flush=True)
+
+    def unknown(self):
+        """How many of the messages here are UNKNOWN."""
+        return sum(found["unknown"] for found in self.here.messages())
 
     def cut(self, sender, what):
         """Kills one process of the exchange: the sender, its ssh, the session's sshd, or the far xmsg."""
