@@ -227,7 +227,7 @@ def clean_environment(environ):
 
 
 def run_wake(command, environ, workspace, write_log, seconds, started):
-    """Runs a woken agy to its end; (exit status or minus a signal, its last line). OSError if it cannot start.
+    """Runs a woken agy to its end; (exit status or minus a signal, why, as it says). OSError if it cannot start.
 
     started(pid) is called once it runs; write_log(bytes) gets what it prints. It has a session of its own, no input,
     and a pipe for output, so that what it prints is bounded by us. After so many seconds, and some grace, it is ended.
@@ -249,7 +249,7 @@ def run_wake(command, environ, workspace, write_log, seconds, started):
             if select.select([output], [], [], 0 if ended else 0.2)[0]:
                 data = os.read(output, READ_BYTES)
                 write_log(data)
-                tail = (tail + data)[-4096:]
+                tail = (tail + data)[-READ_BYTES:]
                 if not data and not ended:
                     time.sleep(0.05)
             late = time.monotonic() > deadline
@@ -264,8 +264,14 @@ def run_wake(command, environ, workspace, write_log, seconds, started):
                     process.wait()
     finally:
         process.stdout.close()
-    lines = [line.strip() for line in tail.decode("utf-8", "replace").splitlines() if line.strip()]
-    return process.returncode, lines[-1][:300] if lines else ""
+    return process.returncode, last_word(tail.decode("utf-8", "replace"))
+
+
+def last_word(text):
+    """The line of a program's output that says why it ended: the last one, or the one before a usage text."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    usage = next((place for place, line in enumerate(lines) if place and line.lower().startswith("usage")), None)
+    return lines[usage - 1 if usage else -1][:300] if lines else ""
 
 
 # ---- from inside agy -------------------------------------------------------------------------------------------------

@@ -457,12 +457,37 @@ def start_wake(store, session):
     """Starts the courier that wakes an offline session of agy; why the message waits, for the receipt."""
     import host_process
     import subprocess
-    if host_process.flock_holder(waiter_path(store, session)):
-        return "agy-wake is under way; its PreInvocation takes it"
+    failed = _failed_wake(waiter_path(store, session))
+    rest = _rest(failed, _wake_command(store, session)[0], store.settings.agy_wake_cooldown)
+    after = ", in %d s, since the last one failed" % (rest + 1) if rest else ""
+    if host_process.flock_holder(waiter_path(store, session)) and (rest or not failed):
+        return "agy-wake is under way%s; its PreInvocation takes it" % after
     process = subprocess.Popen([XMSG, "wake", session], env=dict(os.environ, XMSG_DB=store.settings.db), cwd="/",
                                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                                start_new_session=True)
-    return "agy-wake by process %d; its PreInvocation takes it" % process.pid
+    return "agy-wake by process %d%s; its PreInvocation takes it" % (process.pid, after)
+
+
+def _failed_wake(path):
+    """What a session's waiter file holds: when a wake brought nothing, ms, and by which command; b"" while one runs."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(64)
+    except OSError:
+        return b""
+
+
+def _mark(command):
+    import zlib
+    return b"%08x" % zlib.crc32("\0".join(command).encode("utf-8", "replace"))
+
+
+def _rest(failed, command, pause):
+    """Seconds that a session still rests after a wake that brought nothing. Another command need not wait."""
+    at, _, mark = failed.partition(b" ")
+    if not at.isdigit() or mark != _mark(command):
+        return 0
+    return max(0, min(pause, pause - (now_ms() - int(at)) / 1000))
 
 
 def wake(store, session):
@@ -476,13 +501,14 @@ def wake(store, session):
         waiting = _waiting_ids(store, session)
         if not waiting or not tries and waiting <= left:
             return
-        lock = waiter_lock(store, session)
+        command, workspace = _wake_command(store, session)
+        lock = waiter_lock(store, session) or _relieve(store, session, command)
         if lock is None:
             return
         try:
-            if not _may_wake(store, session, lock):
+            if not _may_wake(store, session, lock, command):
                 return
-            left = _wake_once(store, session, lock)
+            left = _wake_once(store, session, lock, command, workspace)
         finally:
             os.close(lock)
         tries = 2 if waiting - left else max(0, tries - 1)
@@ -497,15 +523,30 @@ def _waiting_rows(store, session):
     return [row for row in store.queued(session) if row["expires_at"] > now]
 
 
-def _may_wake(store, session, lock):
-    """Waits out the time after a fruitless wake, which the lock file holds; false if no wake is needed, or possible."""
+def _relieve(store, session, command):
+    """The lock of a courier that rests after a wake by another command: what made that one fail may be mended now."""
+    path = waiter_path(store, session)
+    failed = _failed_wake(path)
+    if not failed or failed.endswith(_mark(command)):
+        return None
+    os.truncate(path, 0)
+    for _ in range(40):
+        lock = waiter_lock(store, session)
+        if lock is not None:
+            return lock
+        time.sleep(0.05)
+    return None
+
+
+def _may_wake(store, session, lock, command):
+    """Waits out the time after a fruitless wake, which the lock file holds; false if no wake is needed, or possible, or
+    if another courier asks for the lock."""
     import agy_delivery
-    pause, failed = store.settings.agy_wake_cooldown, os.pread(lock, 32, 0)
-    begin = time.monotonic()
-    deadline = begin + max(0, min(pause, pause - (now_ms() - int(failed)) / 1000)) if failed.isdigit() else begin
+    failed = os.pread(lock, 64, 0)
+    deadline = time.monotonic() + _rest(failed, command, store.settings.agy_wake_cooldown)
     while True:
         waiting, left = _waiting_rows(store, session), deadline - time.monotonic()
-        if not waiting:
+        if not waiting or os.pread(lock, 64, 0) != failed:
             return False
         # A burst of messages costs one wake, not one each.
         in_a_burst = now_ms() - max(row["created_at"] for row in waiting) < BURST_MS and left > -LONGEST_BURST
@@ -514,16 +555,24 @@ def _may_wake(store, session, lock):
         time.sleep(min(0.5, max(0.05, left)))
 
 
-def _wake_once(store, session, lock):
-    """One wake, to its end; the ids of the rows that still wait."""
+def _wake_command(store, session):
+    """The arguments that wake a session of agy, and the folder to start it in, "" for none."""
     import agy_delivery
     settings, peer = store.settings, store.peer(session) or {"cwd": ""}
     known = agy_delivery.conversations(agy_delivery.data_dir(os.environ), [session]).get(session, {"cwd": ""})
     workspace = next((path for path in (peer["cwd"], known["cwd"]) if path and os.path.isdir(path)), "")
     program = agy_delivery.program(settings.agy_bin, os.environ) or settings.agy_bin or "agy"
-    command = agy_delivery.wake_command(program, session, settings.agy_wake_timeout, workspace, settings.agy_wake_args,
-                                        phrase("kick", settings))
+    return agy_delivery.wake_command(program, session, settings.agy_wake_timeout, workspace, settings.agy_wake_args,
+                                     phrase("kick", settings)), workspace
+
+
+def _wake_once(store, session, lock, command, workspace):
+    """One wake, to its end; the ids of the rows that still wait."""
+    import agy_delivery
+    settings = store.settings
     log, before = os.path.join(os.path.dirname(settings.db), "agy-wake.log"), _waiting_ids(store, session)
+
+    os.ftruncate(lock, 0)
 
     # Neither a full disk nor a busy store may end what is under way.
     def write_log(data):
@@ -544,13 +593,11 @@ def _wake_once(store, session, lock):
             duration_seconds(settings.agy_wake_timeout), started)
         why = "it left with status %d and took no mail%s" % (status, ": " + one_line(last) if last else "")
     except OSError as error:
-        why = "%s: %s" % (program, error.strerror)
+        why = "%s: %s" % (command[0], error.strerror)
     look_for_evidence(store, [session])  # what no further hook of that agy can settle
     left = _waiting_ids(store, session)
-    if before - left:
-        os.ftruncate(lock, 0)
-    else:
-        os.pwrite(lock, str(now_ms()).encode(), 0)
+    if not before - left:
+        os.pwrite(lock, b"%d %s" % (now_ms(), _mark(command)), 0)
         _note_waiting(store, session, left, "agy-wake failed: %s; log %s" % (why, log))
     return left
 
@@ -569,16 +616,19 @@ def waiting_word(store, row):
     import agy_delivery
     import host_process
     under_way = host_process.flock_holder(waiter_path(store, row["target"]))
-    if under_way and row["detail"]:
-        return row["detail"]
+    if under_way and _failed_wake(waiter_path(store, row["target"])):
+        return (row["detail"] or "agy-wake failed") + "; one more follows"
     if under_way:
-        return "agy-wake is under way"
+        return row["detail"] or "agy-wake is under way"
     holder = agy_delivery.presence(presence_folder(store), row["target"])
     if holder:
         return "agy is running, next PreInvocation"
     if (row["detail"] or "").startswith("agy-wake started"):
         return "agy-wake was cut off; a further message to it wakes it again"
-    return row["detail"] or ("" if holder is None else "agy does not have this session open")
+    if row["detail"]:
+        return row["detail"]
+    windows, reason = route(direct_facts(store, {"host": "agy", "session": row["target"]}, True))
+    return reason or "agy does not have this session open; a further message to it wakes it"
 
 
 def check_sender(row, sender):

@@ -180,7 +180,7 @@ def evidence(host, path, rows, taken=(), max_bytes=8 * 1024 * 1024, seconds=0.5)
     since = min((row.get("since") or 0 for row in rows), default=0)
     ids = {row["id"] for row in rows if row.get("id")}
     reader, found, injections = _READERS[host], {}, []
-    complete, deadline, torn, first = False, time.monotonic() + seconds, False, True
+    complete, deadline, torn, first, next_step = False, time.monotonic() + seconds, False, True, None
     wanted = [re.escape(word.encode("utf-8", "replace")) for word in ids]
     if any(row["texts"] for row in rows):
         wanted += reader.kinds
@@ -198,9 +198,13 @@ def evidence(host, path, rows, taken=(), max_bytes=8 * 1024 * 1024, seconds=0.5)
                 for name, identifier, at in reader.ids(record):
                     if identifier in ids:
                         found[identifier] = Evidence("id", at, "%s %s" % (name, identifier))
+                # A model reads it in one call of its own: only an answer after it proves that there was one.
                 injections += [_Injection(kind, at, offset, part, text)
-                               for part, (kind, at, text) in enumerate(reader.texts(record))]
-            elif reader.ordered(line) and _is_older(line, since - DISORDER_MS):
+                               for part, (kind, at, text) in enumerate(reader.texts(record))
+                               if kind != "ephemeral_message" or next_step == "MODEL"]
+                if record.get("source") == "MODEL" or record.get("type") in ("ERROR_MESSAGE", "USER_INPUT"):
+                    next_step = record.get("source")
+            if reader.ordered(line) and _is_older(line, since - DISORDER_MS):
                 complete = True
                 break
     except OSError:
@@ -479,5 +483,6 @@ _READERS = {
                       _claude_texts, lambda line: b'"attachment"' not in line, 1),
     "codex": _Reader((b'"developer"', b'"HookPrompt"', b'"FunctionCallOutput"'), _codex_ids, _codex_texts,
                      lambda line: True, 1),
-    "agy": _Reader((b"SYSTEM_MESSAGE", b"EPHEMERAL_MESSAGE"), lambda record: (), _agy_texts, lambda line: True, 1000),
+    "agy": _Reader((b"SYSTEM_MESSAGE", b"EPHEMERAL_MESSAGE", b'"MODEL"', b"ERROR_MESSAGE", b"USER_INPUT"),
+                   lambda record: (), _agy_texts, lambda line: True, 1000),
 }

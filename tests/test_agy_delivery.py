@@ -395,6 +395,20 @@ class AnInjection(AgyHome):
         self.home.xmsg("resolve", str(row["id"]), "--requeue")
         self.assertEqual("systemMessage", self.invoke()[0])
 
+    def test_whose_model_call_failed_is_not_confirmed_by_an_ephemeral_step(self):
+        self.store.set_meta("agy-takes:", json.dumps({"systemMessage": False}))
+        row = self.queue()
+        self.assertEqual("ephemeralMessage", self.invoke()[0])
+        self.step("EPHEMERAL_MESSAGE", FROM + "\nmail")
+        self.step("ERROR_MESSAGE", "overloaded")
+        self.assertIsNone(self.hook("Stop", executionNum=0, terminationReason="ERROR"))
+        self.step("USER_INPUT", "once more", "USER_EXPLICIT")
+        self.assertEqual((None, None), self.invoke())
+        self.step("PLANNER_RESPONSE", "ok", "MODEL")
+        self.assertIsNone(self.hook("Stop", executionNum=0))
+        self.assertEqual(["hook-inflight"], self.states(row))
+        self.assertIn("UNKNOWN", self.home.xmsg("outbox", session=ADA))
+
     def test_of_an_agy_that_died_is_unknown_and_a_late_trace_settles_it(self):
         lost = self.queue("lost")
         found = self.queue("found", sender_session=BOB, sender_host="codex", sender_label=BOB[:8])
@@ -646,6 +660,8 @@ class AWake(AgyHome):
         nowhere = os.path.join(self.home.folder, "nowhere")
         self.assertIn("set XMSG_AGY_BIN", self.send("one", XMSG_AGY_BIN=nowhere))
         self.assertIn("set XMSG_AGY_BIN", self.send("two", PATH="/usr/bin:/bin"))
+        self.assertIn("set XMSG_AGY_BIN", self.home.xmsg("outbox", session=ADA, PATH="/usr/bin:/bin"))
+        self.assertIn("a further message to it wakes it", self.home.xmsg("outbox", session=ADA))
         os.makedirs(os.path.join(self.home.folder, ".local", "bin"))
         os.rename(os.path.join(self.home.folder, "bin", "agy"), os.path.join(self.home.folder, ".local", "bin", "agy"))
         self.assertIn("agy-wake by process", self.send("three", PATH="/usr/bin:/bin"))
@@ -676,18 +692,20 @@ class AWake(AgyHome):
         lock = xmsg.waiter_lock(self.store, AGY)
         self.addCleanup(os.close, lock)
         with environ(HOME=self.home.folder):
-            for failed, pause, least, most in (("", 600, 0, 0.3), (contract.now_ms(), 0.4, 0.3, 3), (0, 600, 0, 0.3),
-                                               (contract.now_ms() + 10 ** 9, 0.4, 0.3, 3), ("garbage", 600, 0, 0.3)):
+            command, now = ["agy"], contract.now_ms()
+            for failed, pause, least, most in (("", 600, 0, 0.3), ("%d " % now, 0.4, 0.3, 3), ("0 ", 600, 0, 0.3),
+                                               ("%d " % (now + 10 ** 9), 0.4, 0.3, 3), ("garbage ", 600, 0, 0.3),
+                                               ("%d another" % now, 600, 0, 0.3)):
                 os.ftruncate(lock, 0)
-                os.pwrite(lock, str(failed).encode(), 0)
+                os.pwrite(lock, failed.encode() + (sending._mark(command) if failed[-1:] == " " else b""), 0)
                 self.store.settings.agy_wake_cooldown, begin = pause, time.monotonic()
-                self.assertTrue(sending._may_wake(self.store, AGY, lock))
+                self.assertTrue(sending._may_wake(self.store, AGY, lock, command))
                 took = time.monotonic() - begin
                 self.assertTrue(least <= took < most * PATIENCE, (failed, took))
             with self.store.transaction():
                 self.store.move(row, "cancelled", contract.now_ms())
             self.store.settings.agy_wake_cooldown = 600
-            self.assertFalse(sending._may_wake(self.store, AGY, lock), "nothing waits any more")
+            self.assertFalse(sending._may_wake(self.store, AGY, lock, []), "nothing waits any more")
 
     def test_waits_for_the_rest_of_a_burst_but_not_long(self):
         self.queue()
@@ -697,7 +715,7 @@ class AWake(AgyHome):
         with environ(HOME=self.home.folder):
             for late in (0, 10 ** 6):
                 begin = time.monotonic()
-                self.assertTrue(sending._may_wake(self.store, AGY, lock))
+                self.assertTrue(sending._may_wake(self.store, AGY, lock, []))
                 took.append(time.monotonic() - begin)
                 self.store._execute("update messages set created_at = created_at + ?", (late,))
             self.assertGreater(took[0], 0.2)
@@ -705,7 +723,7 @@ class AWake(AgyHome):
             self.store._execute("update messages set created_at = created_at + ?", (10 ** 6,))  # a clock that was put back
             self.addCleanup(setattr, sending, "LONGEST_BURST", sending.LONGEST_BURST)
             sending.LONGEST_BURST = 0.1
-            self.assertTrue(sending._may_wake(self.store, AGY, lock))
+            self.assertTrue(sending._may_wake(self.store, AGY, lock, []))
 
     def test_is_had_again_for_mail_that_comes_just_after_or_at_its_end(self):
         self.home.env["XMSG_AGY_WAKE_COOLDOWN"] = "600"
@@ -730,6 +748,20 @@ class AWake(AgyHome):
         self.wait_quiet()
         self.assertEqual(2, self.wakes())
         self.assertEqual(["queued"], self.home.states())
+
+    def test_that_failed_says_why_and_when_the_next_one_comes_and_yields_to_corrected_arguments(self):
+        self.home.env["XMSG_AGY_WAKE_COOLDOWN"] = "600"
+        self.do("case \"$*\" in *--good*) ;; *) echo 'flag provided but not defined: -bad'; echo 'Usage of agy:'; "
+                "echo '  -p string'; exit 2;; esac")
+        self.send("one", XMSG_AGY_WAKE_ARGS="--bad")
+        wait_until(lambda: "not defined: -bad; log" in self.home.xmsg("outbox", session=ADA), "the failure to be told")
+        self.assertRegex(self.send("two", XMSG_AGY_WAKE_ARGS="--bad"), "agy-wake is under way, in [56].. s, since the last one failed")
+        self.assertEqual(2, self.home.xmsg("outbox", session=ADA).count("one more follows"))
+        self.assertRegex(self.send("three", XMSG_AGY_WAKE_ARGS="--good"), r"agy-wake by process \d+; its PreInvocation")
+        wait_until(lambda: "three" in self.read("hook.out"), "the wake by other arguments")
+        self.wait_quiet()
+        self.assertEqual([], self.store.queued(AGY))
+        self.assertEqual(2, self.wakes())
 
     def test_holds_no_output_of_who_sent(self):
         self.do('until [ -e "$HOME/go" ]; do sleep 0.02; done')

@@ -151,11 +151,20 @@ class TextTest(TranscriptCase):
 
     def test_agys_steps_do(self):
         framed = "<SYSTEM_MESSAGE>\n[text of a Stop hook, the user did not write this]\n%s\n</SYSTEM_MESSAGE>"
-        for record in (agy("SYSTEM_MESSAGE", framed % ITEM), agy("EPHEMERAL_MESSAGE", ITEM),
+        for record in (agy("SYSTEM_MESSAGE", framed % ITEM),
                        agy("SYSTEM_MESSAGE", "<SYSTEM_MESSAGE>\n%s\n</SYSTEM_MESSAGE>" % ITEM),
                        agy("SYSTEM_MESSAGE", ITEM + "\n\n" + NEXT, source="SYSTEM_SDK")):
             self.write(record)
             self.assertEqual(self.found("agy", row(text=ITEM)), {1: "text"}, record)
+
+    def test_an_ephemeral_step_of_agy_does_once_its_own_model_call_was_answered(self):
+        step, answer = agy("EPHEMERAL_MESSAGE", ITEM), agy("PLANNER_RESPONSE", "ok", "MODEL")
+        failure, turn = agy("ERROR_MESSAGE", "overloaded"), agy("USER_INPUT", "again", "USER_EXPLICIT")
+        for records, found in (((step, answer), {1: "text"}), ((step, agy("CHECKPOINT", ""), answer, failure), {1: "text"}),
+                               ((step,), {}), ((step, failure, answer), {}), ((step, turn, answer), {}),
+                               ((answer, step), {})):
+            self.write(*records)
+            self.assertEqual(found, self.found("agy", row(text=ITEM)), records)
 
     def test_nothing_else_counts(self):
         hook = {"type": "hook_success", "hookEvent": "Stop", "stdout": ITEM, "content": ITEM}
