@@ -201,6 +201,8 @@ def _ms(text):
 def describe_state(row, now):
     """What a sender wants to know of a message, in one phrase."""
     state, where = shown_state(row), " on %s" % row["remote"] if row["remote"] else ""
+    if state in ("expired", "cancelled") and not row["far_state"]:
+        where = ""  # it never left
     if state == "UNKNOWN" and where and not row["far_state"]:
         return ("UNKNOWN: the link to %s was lost; `xmsg outbox --refresh` sends it again, which makes no second one"
                 % row["remote"])
@@ -761,9 +763,9 @@ def store_with_evidence(settings):
 
 def run_outbox(options, settings, out):
     store, may_write = store_with_evidence(settings)
-    for report in catch_up(store) if options.refresh and may_write else ():
-        if report["reason"]:
-            sys.stderr.write("xmsg: %s cannot be asked: %s\n" % (report["alias"], one_line(report["reason"])))
+    unasked = [report for report in (catch_up(store) if options.refresh and may_write else ()) if report["reason"]]
+    for report in unasked:
+        sys.stderr.write("xmsg: %s cannot be asked: %s\n" % (report["alias"], one_line(report["reason"])))
     sender = sender_identity(store, os.environ)
     target = options.to
     if target and not store.messages(target=target, limit=1):
@@ -787,7 +789,7 @@ def run_outbox(options, settings, out):
     else:
         for line in message_lines(rows, now_ms()):
             out(line)
-    return 0
+    return RemoteError.status if unasked else 0
 
 
 def _inbox_arguments(parser):
@@ -1006,9 +1008,12 @@ def run_remote(options, settings, out):
     elif options.action == "remove":
         machines.remove_remote(settings, options.alias)
     remotes = list(machines.read_remotes(settings).values())
+    faults = machines.bad_lines(settings)
+    for fault in faults:
+        sys.stderr.write("xmsg: %s\n" % one_line(fault))
     if options.json:
         print_json({"remotes": [{"alias": remote["alias"], "command": remote["words"], "spool": remote["spool"]}
-                                for remote in remotes]}, out)
+                                for remote in remotes], "faults": faults}, out)
     elif options.action == "list" and remotes:
         for line in table(["ALIAS", "SPOOL", "COMMAND"], [
                 [remote["alias"], "yes" if remote["spool"] else "-", shlex.join(remote["words"])]
@@ -1018,7 +1023,7 @@ def run_remote(options, settings, out):
         out({"list": "no other machine is set up; `xmsg remote add ALIAS COMMAND...` adds one",
              "add": "added; `xmsg remote check %s` proves it" % options.alias,
              "remove": "removed"}[options.action])
-    return 0
+    return RemoteError.status if faults else 0
 
 
 def _check_remote(options, settings, out):

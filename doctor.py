@@ -298,9 +298,11 @@ def _machines(store, note):
         names = [machine["alias"] for machine in remote.read_remotes(store.settings).values()]
     except RemoteError as error:
         return note("machines", False, "no other machine can be reached", str(error))
-    rows = store.away()
+    faults, rows = remote.bad_lines(store.settings), store.away()
     unsettled = [row["id"] for row in rows if is_unknown(row) or (row["state"] == "queued" and not row["far_state"])]
-    if names or rows:
+    if faults:
+        note("machines", False, "lines of the remotes file lead nowhere: %d" % len(faults), "; ".join(faults[:5]))
+    elif names or rows:
         note("machines", None if unsettled else True, (", ".join(names) or "none is set up") + (
             "; messages %s wait for the way there or were lost on it" % _ids(unsettled) if unsettled else ""),
             "`xmsg flush` carries and settles them; `xmsg remote check ALIAS` says what is wrong with the way")

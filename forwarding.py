@@ -147,6 +147,9 @@ def split_target(settings, spec):
     if word == "peer" and not remote:
         raise RemoteError("no other machine is set up as peer, and %s is never delivered on this one; set XMSG_REMOTE, "
                           "or `xmsg remote add ALIAS COMMAND...`" % one_line(spec)[:80])
+    faults = not remote and machines.bad_lines(settings)
+    if faults:  # one of them may be that machine's
+        raise RemoteError("there is no machine %s as far as can be read: %s" % (one_line(word)[:40], faults[0]))
     return (remote, rest.strip()) if remote else (None, spec)
 
 
@@ -391,7 +394,7 @@ def follow(store, row, told):
 
 # ---------------------------------------------------------------------------------------------------- what comes later
 
-def catch_up(store, aliases=None):
+def catch_up(store):
     """Carries what waits for other machines, settles what was lost on the way, and asks about what they have.
 
     [{alias, reason, rows}], the rows as they then stand; reason: why a machine could not be asked.
@@ -400,7 +403,7 @@ def catch_up(store, aliases=None):
     now = now_ms()
     store.requeue_reserved(now)
     store.sweep(now)
-    rows = [row for row in store.away() if aliases is None or row["remote"] in aliases]
+    rows = store.away()
     for row in rows:
         if row["state"] == "direct-inflight" and not holder_lives(row):
             with store.transaction():
@@ -409,7 +412,8 @@ def catch_up(store, aliases=None):
     remotes = machines.read_remotes(store.settings)
     by_alias = {}
     for row in rows:
-        by_alias.setdefault(row["remote"], []).append(row)
+        remote = remotes.get(name_key(row["remote"]), {"alias": row["remote"]})
+        by_alias.setdefault(remote["alias"], []).append(row)
     known = [remote for remote in remotes.values() if remote["alias"] in by_alias]
     links = machines.side_by_side(known, lambda remote: machines.open_link(remote, store.settings.remote_timeout))
     reports = []

@@ -78,10 +78,10 @@ def _foreign(store, job):
     """The sender of a message from another machine. No process of here speaks for it, so no permission class does.
 
     Its session is MACHINE:SESSION, which is nobody's id here. Its label is the address that works from here, where a
-    remote leads back to that machine, and else says where it is from.
+    remote leads back to that machine, and else, or where nobody can be answered, says where it is from.
     """
     alias, label = forwarding.way_back(store, job["machine"]), job["label"]
-    if alias:
+    if alias and job["kind"] == "agent":
         label = next(filter(is_label, ("%s:%s" % (alias, word) for word in (label, job["session"]))), label)
     elif not label.endswith("@" + job["name"]):
         label = next(filter(is_label, ["%s@%s" % (label, job["name"])]), label)

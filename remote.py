@@ -41,24 +41,40 @@ def read_remotes(settings):
     """The machines that are set up, as {alias in lower case: {alias, words, spool, up}}, `peer` last.
 
     The file holds one `ALIAS [--spool] COMMAND...` a line, `#` begins a comment. XMSG_REMOTE, or a program `peer`, is
-    the machine `peer`. RemoteError for a file that is not understood or that others may write: its commands are run.
+    the machine `peer`. RemoteError for a file that others may write: its commands are run.
     """
-    remotes = {}
+    return _read(settings)[0]
+
+
+def bad_lines(settings):
+    """What is wrong with lines of the file, a text each. Such a line costs its own machine only."""
+    return _read(settings)[1]
+
+
+def _read(settings):
+    remotes, faults, seen = {}, [], set()
     for number, line in enumerate(_lines(), 1):
-        words = _words(line, "line %d of %s" % (number, remotes_path()))
+        where = "line %d of %s" % (number, remotes_path())
+        try:
+            words = _words(line, where)
+        except RemoteError as error:
+            faults.append(str(error))
+            continue
         if not words or words[0].startswith("#"):
             continue
         alias, spool = words.pop(0), words[:1] == ["--spool"]
         words = words[1:] if spool else words
-        if not is_alias(alias) or not words or name_key(alias) in remotes:
-            raise RemoteError("line %d of %s is not one `ALIAS COMMAND...` of its own; correct it"
-                              % (number, remotes_path()))
+        if not is_alias(alias) or not words or name_key(alias) in seen:
+            faults.append(where + " is not one `ALIAS COMMAND...` of its own; correct it")
+            remotes.pop(name_key(alias), None)  # of two nobody knows which is meant
+            continue
+        seen.add(name_key(alias))
         remotes[name_key(alias)] = {"alias": alias, "words": words, "spool": spool, "up": []}
     words = _words(settings.remote, "XMSG_REMOTE") or list(filter(None, [shutil.which("peer")]))
     if words:
         up = _words(settings.remote_up, "XMSG_REMOTE_UP") or list(filter(None, [shutil.which("peer-up")]))
         remotes["peer"] = {"alias": "peer", "words": words, "spool": False, "up": up}
-    return remotes
+    return remotes, faults
 
 
 def _words(text, where):
@@ -119,11 +135,11 @@ def _write(lines):
 
 def find_remote(settings, alias):
     """The machine of this name. RemoteError if there is none."""
-    remote = read_remotes(settings).get(name_key(alias))
-    if not remote:
-        raise RemoteError("there is no machine %s; `xmsg remote list` shows which there are, `xmsg remote add` adds one"
-                          % one_line(alias)[:40])
-    return remote
+    remotes, faults = _read(settings)
+    if name_key(alias) not in remotes:
+        raise RemoteError("there is no machine %s; %s" % (one_line(alias)[:40], faults[0] if faults else
+                          "`xmsg remote list` shows which there are, `xmsg remote add` adds one"))
+    return remotes[name_key(alias)]
 
 
 def far_command(words):

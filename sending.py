@@ -644,8 +644,9 @@ def cancel(store, row, sender):
     with store.transaction():
         if row["state"] != "queued" or not store.move(row, "cancelled", now_ms(), detail="withdrawn"):
             row = store.by_id(row["id"])
-            raise NotPossible("#%d cannot be cancelled any more: it is %s%s" % (
-                row["id"], shown_state(row), ", and Codex's own queue gives nothing back"
+            raise NotPossible("#%d %s: it is %s%s" % (
+                row["id"], "needs no cancelling" if row["state"] in ("cancelled", "expired", "refused") else
+                "cannot be cancelled any more", shown_state(row), ", and Codex's own queue gives nothing back"
                 if row["window"] == "codex-queue" else ""))
     store.lower_hint(row["target"])
     return row

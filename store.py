@@ -460,8 +460,8 @@ class Store:
     def away(self, remote=None):
         """The rows of other machines, or of one, that have not ended, oldest first."""
         return [dict(row) for row in self._all(
-            "select * from messages where remote is not null and (:remote is null or remote = :remote) and not "
-            + IS_ENDED + " order by id", {"remote": remote})]
+            "select * from messages where remote is not null and (:remote is null or remote = :remote collate nocase) "
+            "and not " + IS_ENDED + " order by id", {"remote": remote})]
 
     def extend(self, row, now):
         """Gives a row that is queued again as much time as it had at first."""

@@ -263,7 +263,7 @@ def sender_identity(store, environ, label="", notification=False):
             one_line(settings.from_tool)[:LONGEST_NAME], ", ".join(HOSTS)))
     if notification:
         return {"kind": "notification", "host": "", "session": "", "self": "", "process": None, "told_by": None,
-                "label": _given_label(store, given, "") if given else "xmsg"}
+                "label": _given_label(store, label, "") if label else "xmsg"}
     host, session = _host_variables(store, environ, nearest)
     told = nearest and session
     if settings.from_session:

@@ -254,7 +254,7 @@ class Send(Case):
     def test_as_a_notification_speaks_for_no_session(self):
         record = self.send("bob", "tick", "--notification", "--from", "patrol")
         self.assertEqual({"label": "patrol", "host": "", "session": "", "kind": "notification"}, record["from"])
-        self.assertEqual("xmsg", self.send("bob", "tick", "--notification")["from"]["label"])
+        self.assertEqual("xmsg", self.send("bob", "tick", "--notification", XMSG_FROM="ada")["from"]["label"])
 
     def test_without_an_identity_says_so_and_how_to_give_one(self):
         done = self.home.run_xmsg("send", "bob", "x", "--no-direct", "--json")

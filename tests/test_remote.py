@@ -281,8 +281,12 @@ class TheSender(Case):
         self.assertEqual((ADA, 16), (found["session"], len(found["machine"])))
 
     def test_that_is_no_session_is_an_unknown_source_there_too(self):
-        self.here.xmsg("send", "box:bob", "x", "--from", "deploy")
-        self.assertRegex(self.shown(), r"^\[unknown source deploy@\S+; not a user instruction\]\nx$")
+        for _ in ("before the way back is known", "and after, since nobody can be answered there"):
+            self.here.xmsg("send", "box:bob", "x", "--from", "deploy")
+            self.assertRegex(self.shown(), r"^\[unknown source deploy@\S+; not a user instruction\]\nx$")
+            if not os.path.exists(os.path.join(self.there.folder, ".config")):
+                self.there.way_to("lap", self.here)
+                self.here.json("remote", "check", "box")
 
     def test_is_never_a_notification(self):
         error = self.here.json("send", "box:bob", "x", "--notification", "--from", "patrol", status=2)["error"]
@@ -369,6 +373,7 @@ class TheLink(Case):
         self.assertEqual(["queued"] * 3, self.here.states())
         self.assertIn("waits here for the way to box", self.here.xmsg("outbox", session=ADA))
         self.assertIn("3 wait", self.here.xmsg("flush", status=8))
+        self.assertEqual(3, len(self.here.json("outbox", "--refresh", session=ADA, status=8)["messages"]))
         checks = {check["check"]: check for check in self.here.json("doctor", status=None)["checks"]}
         self.assertIn("messages #1, #2, #3 wait", checks["machines"]["detail"])
         self.assertEqual((True, True), (checks["waiting"]["ok"], checks["UNKNOWN"]["ok"]))
@@ -380,6 +385,10 @@ class TheLink(Case):
         self.send("box:eve", "fourth")
         self.assertEqual(["third", "fourth"], [body for body, _ in self.arrived()])
         self.assertEqual(["cancelled", "expired", "queued", "queued"], self.here.states())
+        told = self.here.xmsg("outbox", "--all", session=ADA)
+        self.assertRegex(told, r"expired \d+s ago")
+        self.assertRegex(told, r"cancelled \d+s ago")
+        self.assertIn("needs no cancelling: it is cancelled", self.here.xmsg("cancel", str(sent[0]["id"]), session=ADA, status=7))
 
     def test_carries_what_waits_at_a_flush(self):
         os.unlink(os.path.join(self.here.folder, ".config", "xmsg", "remotes"))
@@ -710,6 +719,31 @@ class TheFileOfMachines(Case):
             self.write(text, mode)
             self.assertIn("remotes", self.here.xmsg("send", "box:bob", "x", session=ADA, status=8))
             self.here.json("send", ADA, "local targets need no such file", "--force", "--no-direct", session=BOB, host="codex")
+
+    def test_loses_by_a_bad_line_that_machine_only_and_says_so(self):
+        with open(os.path.join(self.here.folder, self.PATH)) as file:
+            good = file.read()
+        for bad in ("lost", "lost ssh 'x", "lost ssh x\nLOST ssh y"):
+            self.write(bad + "\n" + good)
+            self.send("box:bob", bad)
+            self.here.json("list", "--everywhere")
+            self.assertIn("/remotes", self.here.xmsg("send", "lost:bob", "x", session=ADA, status=8))
+            self.assertIn("/remotes", self.here.xmsg("remote", "check", "lost", status=8))
+            listed = self.here.json("remote", "list", status=8)
+            self.assertEqual((["box"], 1), ([one["alias"] for one in listed["remotes"]], len(listed["faults"])))
+            checks = {check["check"]: check for check in self.here.json("doctor", status=None)["checks"]}
+            self.assertIn("/remotes", checks["machines"]["advice"])
+        self.write(good)
+        checks = {check["check"]: check for check in self.here.json("doctor", status=None)["checks"]}
+        self.assertNotEqual(False, checks["machines"]["ok"])
+        self.assertEqual([], self.here.json("remote", "list")["faults"])
+
+    def test_may_change_the_case_of_a_name(self):
+        self.here.way_to("Lap", self.there, before="exit 1", spool=True)
+        number = self.send("lap:bob", "x", "--spool")["id"]
+        self.write("lAP %s\n" % os.path.join(self.here.folder, "to-box"))
+        self.assertEqual("queued", self.refreshed(number)["state"])
+        self.assertEqual([("x", "queued")], self.arrived())
 
     def test_gives_the_command_two_words_which_are_one_line_to_a_shell(self):
         for words, line in ((["ssh", "box"], ["ssh", "box", "xmsg", "receive"]),
