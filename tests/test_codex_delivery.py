@@ -2,12 +2,14 @@
 
 The app-servers are scripted and hostile, on real sockets; tests/real/ has the real ones.
 """
+import collections
 import contextlib
 import fcntl
 import json
 import os
 import shutil
 import sqlite3
+import subprocess
 import tempfile
 import time
 import unittest
@@ -86,6 +88,9 @@ class World(unittest.TestCase):
         return outcome, facts["detail"]
 
 
+Deed = collections.namedtuple("Deed", "act")  # what a server does, act(peer, request's id), instead of answering
+
+
 class AppServer:
     """The script of an app-server: answers each request by a table, method -> result, RpcError's dict, or function."""
 
@@ -106,6 +111,8 @@ class AppServer:
                     done = message["id"]
                     self.asked.append((message["method"], message["params"]))
                     answer = self.answers[message["method"]]
+                    if isinstance(answer, Deed):
+                        return answer.act(peer, done)
                     answer = answer(message["params"]) if callable(answer) else answer
                     kind = "error" if isinstance(answer, dict) and "code" in answer else "result"
                     peer.send(text_frame({"id": message["id"], kind: answer}))
@@ -635,7 +642,10 @@ class TheWholeWay(HomeCase):
         server = Server(script)
         server.__enter__()
         self.addCleanup(server.__exit__, None, None, None)
-        os.symlink(server.path, os.path.join(self.codex_home, "app-server-control", "app-server-control.sock"))
+        link = os.path.join(self.codex_home, "app-server-control", "app-server-control.sock")
+        if os.path.lexists(link):
+            os.unlink(link)
+        os.symlink(server.path, link)
 
     def write_rollout(self, uid):
         with open(self.rollout, "a") as file:
@@ -694,6 +704,33 @@ class TheWholeWay(HomeCase):
         self.home.xmsg("send", THREAD, "second", session=support.ADA)
         texts = [params["input"][0]["text"].split("\n")[1] for method, params in script.asked if method == "turn/start"]
         self.assertEqual(["first", "second"], texts)
+
+    def test_past_a_hostile_app_server_keeps_its_memory_within_bounds(self):
+        """By what the kernel counted; in KiB."""
+        def pour(*parts):
+            def act(peer, number):
+                for part in parts:
+                    peer.send(part)
+                while True:
+                    peer.send(parts[-1])
+            return act
+
+        def answer(text):
+            return lambda peer, number: (peer.send(server_frame(0x81, (text % number).encode())), peer.drain())
+        endless = pour(b"\x01\x00", server_frame(0x00, b"x" * 60000))
+        for question, act in (("thread_read", endless), ("turn_start", endless),
+                              ("turn_start", answer('{"id":%d,"result":"' + "é" * ((4 << 20) - 40) + '"}')),
+                              ("turn_start", answer('{"id":%d,"result":[' + "[]," * 166000 + "0]}")),
+                              ("turn_start", pour(text_frame({"method": "m", "params": "x" * 60000})))):
+            self.serving(AppServer(**{question: Deed(act)}))
+            process = subprocess.Popen(
+                [os.path.join(support.ROOT, "bin", "xmsg"), "send", THREAD, "x"], stdout=subprocess.DEVNULL,
+                env=dict(self.home.env, XMSG_CODEX_TIMEOUT=str(PATIENCE), XMSG_FROM_TOOL="claude", XMSG_FROM_SESSION=support.ADA))
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.WEXITSTATUS(status)
+            self.assertEqual(6 if question == "turn_start" else 0, process.returncode)
+            self.assertLess(usage.ru_maxrss, 100 << 10)
+            self.home.sql("delete from messages")
 
     def test_shows_in_list_and_in_a_dry_run_what_would_be_tried_and_why_not(self):
         [session] = self.home.json("list")["sessions"]
