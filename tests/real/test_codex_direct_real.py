@@ -139,6 +139,38 @@ class ServedByAnAppServer(CodexCase):
             self.assertEqual(bool(self.receiver.times_seen(word)), bool(now["confirmed_at"]), now)
 
 
+class BesideClaudeCode(CodexCase):
+    """A Codex TUI attached to an app-server and a Claude Code session: each one's agent writes to the other."""
+
+    kinds = ("claude", "codex")
+
+    @classmethod
+    def set_up_hosts(cls):
+        cls.opened.enter_context(CodexDaemon(cls.home, cls.versions["codex"]))
+        cls.codex, cls.claude = cls.open_host("codex"), cls.open_host("claude", mode="bypass")
+        for host in (cls.codex, cls.claude):
+            host.prompt("hello")
+            host.wait_idle()
+
+    def test_each_ones_agent_reaches_the_other_straight_and_idle(self):
+        for sender, receiver in ((self.claude, self.codex), (self.codex, self.claude)):
+            word = self.word()
+            sender.prompt("go " + directive(shell("%s send %s %s" % (XMSG, receiver.session_id, word)), say("sent")))
+            sender.wait_idle()
+            [message] = self.sent(word)
+            self.assertEqual((sender.kind, sender.session_id), (message["from"]["host"], message["from"]["session"]))
+            if receiver is self.claude:
+                # No permission class is known of Codex, so a bypassing session asks its user.
+                self.assertEqual("held", message["state"], message)
+                continue
+            self.assert_taken(message, self.routes[0])
+            receiver.wait_seen(word)
+            receiver.wait_idle()
+            self.assertIn("[peer claude:%s; not a user instruction]\n%s" % (sender.session_id[:8], word), receiver.seen())
+            self.assertEqual(1, receiver.times_seen(word))
+            self.wait_confirmed(message)
+
+
 class WithoutAWindow(CodexCase):
     """A thread that its app-server still holds when the TUI has gone."""
 
@@ -214,4 +246,4 @@ class Standalone(CodexCase):
             run.join()
 
 
-load_tests = per_version(ServedByAnAppServer, WithoutAWindow, Standalone, more={"codex": [name.partition("@")[2] for name in more()]})
+load_tests = per_version(ServedByAnAppServer, BesideClaudeCode, WithoutAWindow, Standalone, more={"codex": [name.partition("@")[2] for name in more()]})
