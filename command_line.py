@@ -434,9 +434,9 @@ def _receipt_command(arguments):
     return 0 if record_receipt(Store(Settings(os.environ)), uid, (word, text)) else 1
 
 
-def _deliver_command(uids):
-    """`xmsg deliver UID...`, which a hook starts for what it has taken from a sandbox."""
-    deliver_spooled(Store(Settings(os.environ)), uids)
+def _deliver_command(arguments):
+    """`xmsg deliver PID UID...`, which a hook starts for what it has taken from a sandbox."""
+    deliver_spooled(Store(Settings(os.environ)), int(arguments[0]), arguments[1:])
     return 0
 
 

@@ -7,7 +7,7 @@ import time
 
 from contract import OPEN, RemoteError, SCHEMA, Settings, StoreError, age, now_ms, one_line
 from store import Store, is_unknown
-from xmsg import all_peers, direct_facts, display_name, is_live, route, take_spooled
+from xmsg import all_peers, direct_facts, is_live, route, take_spooled
 from sending import look_for_evidence
 
 HERE = os.path.dirname(os.path.realpath(__file__))

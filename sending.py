@@ -100,8 +100,12 @@ def send_from_sandbox(store, request, environ):
                  confirmed_at=None, evidence=None) for message in messages], line
 
 
-def deliver_spooled(store, uids):
-    """Tries the direct windows of messages that a hook has taken from a sandbox, each target's in order."""
+def deliver_spooled(store, host, uids):
+    """Tries the direct windows of messages that a hook has taken from a sandbox, each target's in order.
+
+    host: the pid of the Codex that ran this hook for the very session that speaks, 0 if none did. That proves the
+    sender as well as to be the host's child does.
+    """
     while uids:
         batch, later = {}, []
         for uid in uids:
@@ -110,9 +114,9 @@ def deliver_spooled(store, uids):
                 later.append(uid) if row["target"] in batch else batch.setdefault(row["target"], row)
         rows, uids = list(batch.values()), later
         peers = [(found(store).sessions.get(row["target"]) or store.peer(row["target"]), row) for row in rows]
-        # No process above this one is the sender's: what its host reports of itself proves nothing here.
         for session in {row["sender_session"] for row in rows}:
-            sender = {"kind": "agent", "host": "codex", "session": session, "self": session, "process": None}
+            sender = {"kind": "agent", "host": "codex", "session": session, "self": session, "process": None,
+                      "told_by": host or None}
             deliver(store, [(peer, row) for peer, row in peers if peer and row["sender_session"] == session],
                     sender, True)
 

@@ -309,8 +309,11 @@ def _remove_empty(folder):
         pass
 
 
-def start_delivery(settings, uids):
-    """Starts `xmsg deliver` for these messages: a process of its own session that holds nothing of this one open."""
+def start_delivery(settings, uids, host=0):
+    """Starts `xmsg deliver` for these messages: a process of its own session that holds nothing of this one open.
+
+    host: the pid of the Codex whose hook took the messages of its own session, 0 for what somebody else took.
+    """
     command = os.path.join(os.path.dirname(os.path.realpath(__file__)), "bin", "xmsg")
     if os.fork():
         return
@@ -319,6 +322,6 @@ def start_delivery(settings, uids):
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(null, descriptor)
-        os.execve(command, [command, "deliver", *uids], dict(os.environ, XMSG_DB=settings.db))
+        os.execve(command, [command, "deliver", str(host), *uids], dict(os.environ, XMSG_DB=settings.db))
     finally:
         os._exit(1)

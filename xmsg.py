@@ -897,7 +897,9 @@ def take_spooled(store, environ, own="", printed=""):
         if session == own or not peer or not is_live(store, peer, now_ms()):
             uids = spool.take(store, environ, session, printed if session == own else "")
             if uids:
-                spool.start_delivery(store.settings, uids)
+                import host_process
+                host = host_process.nearest_host() if session == own else None
+                spool.start_delivery(store.settings, uids, host.pid if host and host.kind == "codex" else 0)
 
 
 def same_session(peer, earlier):

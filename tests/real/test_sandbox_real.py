@@ -10,7 +10,7 @@ import time
 import uuid
 from pathlib import Path
 
-from hosts import wait_until
+from hosts import CodexDaemon, wait_until
 from model_server import directive, say, shell
 from realcase import PROJECT, WRAPPER, XMSG, RealCase, context_of, install_xmsg, per_version, xmsg
 
@@ -146,4 +146,24 @@ class AnUntrustedSandboxedCodex(InASandbox):
             host.stop()
 
 
-load_tests = per_version(ASandboxedCodex, AnUntrustedSandboxedCodex)
+class ServedByAnAppServer(InASandbox):
+    kinds = ("codex",)
+
+    def test_reaches_another_session_as_codex_shows_its_own(self):
+        with CodexDaemon(self.home, self.versions["codex"]):
+            sender, receiver = self.open_codex(MODES[0]), self.open_codex(MODES[0])
+            for host in (sender, receiver):
+                host.prompt("hello")
+                host.wait_idle()
+            word = self.word()
+            sender.prompt("go " + directive(shell("%s send %s %s" % (XMSG, receiver.session_id, word)), say("ok")))
+            receiver.wait_seen(word)
+            wait_until(lambda: "Sent by Codex from task %s" % sender.session_id in receiver.screen(), "Codex's own line",
+                       context=receiver.screen)
+            [message] = self.sent(word)
+            self.assertEqual(("delivered", "codex-delegated-tool-output"), (message["state"], message["window"]))
+            receiver.wait_idle()
+            self.assertEqual(1, receiver.times_seen(word))
+
+
+load_tests = per_version(ASandboxedCodex, AnUntrustedSandboxedCodex, ServedByAnAppServer)
