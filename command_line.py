@@ -1107,6 +1107,9 @@ def run_install(options, settings, out):
         return status
     if not hosts:
         out("no host was found; install Claude Code, Codex or agy, or name one with --host")
+    missing = [host for host in hook_install.HOSTS if host not in hosts]
+    if hosts and missing and not options.host:
+        out("not found here: %s; `xmsg install --host NAME` adds a host's entries all the same" % ", ".join(missing))
     for record in records:
         if record["host"] and record["action"] in ("added", "replaced"):
             _print_lines(hanging("", WHAT_IS_NEXT[record["host"]]), out)

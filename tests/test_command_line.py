@@ -531,6 +531,13 @@ class TheInstallation(HomeCase):
     def test_on_a_machine_without_hosts_says_so_and_leaves_nothing(self):
         before = self.tree()
         self.assertIn("no host was found", self.home.xmsg("install"))
+        os.makedirs(os.path.join(self.home.folder, ".gemini"))  # Gemini's own, which is not agy
+        os.makedirs(os.path.join(self.home.folder, ".codex"))
+        self.assertIn("not found here: claude, agy;", self.home.xmsg("install"))
+        self.home.xmsg("uninstall")
+        for name in (".gemini", ".codex"):
+            os.rmdir(os.path.join(self.home.folder, name))
+        self.home.xmsg("install")
         self.assertEqual([".local", ".local/bin", ".local/bin/codex-history", ".local/bin/xmsg",
                           ".local/bin/xmsg-find-session"],
                          [os.path.relpath(path, self.home.folder) for path in self.tree()])
@@ -541,6 +548,8 @@ class TheInstallation(HomeCase):
         for name in (".claude", ".codex", ".gemini/antigravity-cli"):
             os.makedirs(os.path.join(self.home.folder, name))
         before = self.tree()
+        self.assertNotIn("not found here", self.home.xmsg("install", "--host", "claude"))
+        self.home.xmsg("uninstall")
         self.assertEqual(before, self.tree() if self.home.xmsg("install", "--dry-run") else None)
         out = self.home.xmsg("install")
         for words in ("open sessions have the hooks from their next prompt on", "Trust all and continue", "the next turn"):
