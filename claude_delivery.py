@@ -108,14 +108,6 @@ def from_mode(permission_mode):
     return "prompting" if permission_mode in ("default", "acceptEdits", "auto", "dontAsk") else None
 
 
-def may_be_held(mode, receiver_permission_mode):
-    """Whether the receiver's host may ask its user first. mode: bypass, prompting, None. Unknown receivers may."""
-    receiver = from_mode(receiver_permission_mode)
-    if receiver == "prompting":
-        return mode == "bypass"
-    return not (receiver == "bypass" and mode == "bypass")
-
-
 def neutralised(body):
     """The body with the envelope's own tags broken, as the host itself breaks them: `<\\/cross-session-message`."""
     return re.sub(_TAG, r"<\\", body) if "<" in body else body
@@ -607,10 +599,10 @@ def _peer(connection):
 # ---- delivery, and the courier that outlives it ----------------------------------------------------------------------
 
 def deliver(target_session, uid, body, label, reply_address=None, mode=None, config_dirs=(), timeout=1.5, own_pids=(),
-            may_be_held=True, leave=None, on_receipt=None, hold_for=3600.0):
+            leave=None, on_receipt=None, hold_for=3600.0):
     """Delivers one message; (outcome, facts). See deliver_all."""
     job = dict(target_session=target_session, uid=uid, body=body, label=label, reply_address=reply_address, mode=mode,
-               config_dirs=config_dirs, own_pids=own_pids, may_be_held=may_be_held, leave=leave, on_receipt=on_receipt,
+               config_dirs=config_dirs, own_pids=own_pids, leave=leave, on_receipt=on_receipt,
                hold_for=hold_for)
     return deliver_all([job], timeout)[0]
 
@@ -625,9 +617,10 @@ def deliver_all(jobs, timeout=1.5, at_once=8):
     leave() is called here, in the caller's process, before the first byte of the message can leave; if it raises,
     none does, and the outcome is NOT_SENT.
 
-    may_be_held: then a detached courier, forked before it binds and connects, writes the line, because the host sends
-    receipts to the writing process and to no heir. It lives until the last receipt, the receiver's end or `hold_for`
-    seconds. What comes after the first answer it offers to on_receipt(outcome), again and again for REPORT_SECONDS
+    A detached courier, forked before it binds and connects, writes each line, because the host sends receipts to the
+    writing process and to no heir, and whether it will ask its user nobody knows before: its mode may have changed since
+    its last hook, and a setting can hold everything. The courier lives until the last receipt, the receiver's end or
+    `hold_for` seconds. What comes after the first answer it offers to on_receipt(outcome), again and again for REPORT_SECONDS
     until that returns true, since the caller may still be recording the first answer; NOT_SENT then means that the
     receiving process ended with the message unseen. Without on_receipt no courier stays.
 
@@ -641,13 +634,6 @@ def deliver_all(jobs, timeout=1.5, at_once=8):
             record, facts, outcome = _prepare(**jobs[index])
             if outcome:
                 results[index] = outcome, facts
-            elif len(jobs) == 1 and not jobs[index].get("may_be_held", True):
-                exchange = Exchange(record, jobs[index]["uid"], jobs[index].get("leave"))
-                try:
-                    outcome, _ = _attempt(exchange, jobs[index], time.monotonic() + timeout)
-                finally:
-                    exchange.close()
-                results[index] = outcome, dict(facts, receipt=exchange.receipt)
             else:
                 courier = _Courier(record, facts, jobs[index], timeout)
                 running[courier.pipe] = index, courier

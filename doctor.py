@@ -190,8 +190,12 @@ def _app_server(environ, note):
                         "it was killed; restart it or the sessions attached to it, which until then are reached by "
                         "hooks")
     fault = codex.reach()
-    note("codex app-server", True, "listens on %s; %s" % (path, fault or "%d.%d.%d, %d windows are open" % (
-        codex.version + (len(codex.tuis()),))))
+    if fault and codex.tuis():
+        note("codex app-server", None, "listens on %s; %s" % (path, fault), "restart it, and update Codex if it is old; "
+             "until then its sessions are reached by Codex's queue or their hooks")
+    else:
+        note("codex app-server", True, "listens on %s; %s" % (path, fault or "%d.%d.%d, %d windows are open" % (
+            codex.version + (len(codex.tuis()),))))
     codex.close()
 
 
@@ -317,7 +321,8 @@ def _rows(store, whole, note):
     note("UNKNOWN", not unknown, "none" if not unknown else "messages %s" % _ids(unknown),
          "look in the receiving session, then `xmsg resolve ID --delivered|--requeue|--drop`")
     note("held", None if held else True, "none" if not held else "messages %s" % _ids(held),
-         "the receiving session asks its user; answer there")
+         "the receiving session asks its user, and an answer there ends it; one that shows no question has "
+         "crossSessionInbound on hold")
     now = now_ms()
     lost = [row["id"] for row in store.queued() if not row["remote"] and not _reachable(store, row, now)]
     note("waiting", None if lost else True, "nothing waits for a session that is not open" if not lost
@@ -381,5 +386,5 @@ def _claude_inbound(store, note):
                  % (name, one_line(word), where), "make it accept, hold or refuse")
         elif word and word != "accept":
             note("inbound", None, "%s: crossSessionInbound is %s in %s" % (name, word, where),
-                 "its user wants it so: messages wait for an answer there" if word == "hold" else
+                 "its user wants it so: messages stay held, and it asks nobody; accept lets them in" if word == "hold" else
                  "its user wants it so: `xmsg send` says refused; a project's file can only make it stricter")

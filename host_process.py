@@ -14,6 +14,7 @@ CODEX_ROLES = {"exec": "exec", "e": "exec", "review": "exec", "app-server": "ser
 CODEX_COMMANDS = {"queue", "login", "logout", "mcp", "mcp-server", "sandbox", "debug", "apply", "completion", "cloud",
                   "features", "help", "archive", "unarchive", "delete", "plugin", "update", "doctor"}
 FURTHEST_ANCESTOR = 64
+LONGEST_RECORD = 4 << 20  # bytes of a process's arguments or environment; Linux gives both together a few MiB
 
 
 class Host:
@@ -21,10 +22,10 @@ class Host:
 
     A plain class: every hook and every send loads this module, and making a namedtuple costs more than all the rest.
     """
-    __slots__ = ("kind", "role", "pid", "start")
+    __slots__ = ("kind", "role", "pid", "start", "child")
 
     def __init__(self, kind, role, pid, start):
-        self.kind, self.role, self.pid, self.start = kind, role, pid, start
+        self.kind, self.role, self.pid, self.start, self.child = kind, role, pid, start, None
 
     def __repr__(self):
         return "Host(%r, %r, %r, %r)" % (self.kind, self.role, self.pid, self.start)
@@ -214,11 +215,15 @@ def identify(pid):
 
 
 def nearest_host(pid=None):
-    """The nearest Host above a process (this one by default), None if there is none."""
+    """The nearest Host above a process (this one by default), None if there is none. Its child: the pid just below it
+    on the way down."""
+    child = pid or os.getpid()
     for ancestor in ancestors(pid):
         host = identify(ancestor)
         if host:
+            host.child = child
             return host
+        child = ancestor
     return None
 
 
@@ -261,8 +266,14 @@ def _read(pid, name):
         descriptor = os.open("%s/%d/%s" % (_proc(), pid, name), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return b""
+    limit, data = LONGEST_RECORD if name in ("cmdline", "environ") else 4096, b""
     try:
-        return os.read(descriptor, 1 << 17 if name == "cmdline" else 4096)
+        while len(data) < limit:
+            part = os.read(descriptor, min(limit, 1 << 17))
+            data += part
+            if len(part) < min(limit, 1 << 17):
+                break
+        return data
     except OSError:  # the process has just ended
         return b""
     finally:

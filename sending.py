@@ -255,7 +255,6 @@ def _claude_job(store, row, peer, sender):
     return {"label": row["sender_label"],
             "reply_address": claude_delivery.address(inbox.socket) if inbox else row["sender_label"], "mode": mode,
             "config_dirs": claude_dirs(peer), "own_pids": [sender["process"][0]] if sender["process"] else [],
-            "may_be_held": claude_delivery.may_be_held(mode, peer["permission_mode"]),
             "on_receipt": _on_receipt(store.settings, row["uid"]), "hold_for": (row["expires_at"] - now_ms()) / 1000}
 
 

@@ -250,7 +250,8 @@ def sender_identity(store, environ, label="", notification=False):
     """Who sends: a dict of kind, label, host, session, and self (the session that a group never includes).
 
     process: the host process above, if that is the session's own. told_by: the pid of the host process above, if it is
-    of this session's host and its own variables named this very session; only then a host's own envelope may name it.
+    of this session's host and the variables that it gave its own child named this very session; only then a host's own
+    envelope may name it.
     Explicit variables first, then the hosts' own; of several hosts' inherited variables, the nearest host ancestor's.
     """
     import host_process
@@ -279,12 +280,21 @@ def sender_identity(store, environ, label="", notification=False):
         host, session = nearest.kind, held[0]["session"] if held else ""
     if session and host in HOSTS:
         return {"kind": "agent", "host": host, "session": session, "self": session, "process": process,
-                "told_by": nearest.pid if told == session and nearest.kind == host else None,
+                "told_by": nearest.pid if told == session and nearest.kind == host and _began_in(session, nearest) else None,
                 "label": _given_label(store, given, session) if given else session_label(store, session)}
     operator = not host and not nearest and os.isatty(0)
     return {"kind": "operator" if operator else "unknown", "host": one_line(host)[:LONGEST_NAME], "session": "",
             "self": session, "process": process, "told_by": None,
             "label": _given_label(store, given, "") if given else host or _login_name()}
+
+
+def _began_in(session, host):
+    """Whether a Codex named a session to the process that it started itself, above all who could say another since."""
+    if host.kind != "codex":
+        return True
+    import host_process
+    given = host_process.environment(host.child) or {}
+    return session in (given.get("CODEX_THREAD_ID"), given.get("CODEX_SESSION_ID"))
 
 
 def _host_variables(store, environ, nearest):

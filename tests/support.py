@@ -544,6 +544,12 @@ class ClaudeStandIn:
         self.pid, self._buffer = self.process.pid, b""
         self.socket = self.heard("socket")
 
+    def kill(self):
+        """With -9, from whichever process; returns once it is dead."""
+        import host_process
+        os.kill(self.pid, signal.SIGKILL)
+        wait_until(lambda: host_process.start_time(self.pid) is None, "its death")
+
     def end(self):
         if self.process.poll() is None:
             os.kill(self.pid, signal.SIGCONT)

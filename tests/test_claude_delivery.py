@@ -13,6 +13,7 @@ import time
 import unittest
 import uuid
 from pathlib import Path
+from unittest import mock
 
 from support import PATIENCE, ClaudeStandIn, wait_until
 from side_by_side import load_tests  # noqa: F401
@@ -107,19 +108,11 @@ class EnvelopeTest(unittest.TestCase):
         self.assertEqual(claude_delivery.address("/run/a-b_c.d/7.sock"), "uds:/run/a-b_c.d/7.sock")
         self.assertEqual(claude_delivery.address("/a b/50%~é.sock"), "uds:/a%20b/50%25%7E%C3%A9.sock")
 
-    def test_who_may_be_held_follows_from_both_modes(self):
-        bypass, prompting = "bypassPermissions", ("default", "acceptEdits", "auto", "dontAsk")
-        self.assertEqual([claude_delivery.from_mode(mode) for mode in (bypass, "plan", "", None, "new")],
-                         ["bypass", None, None, None, None])
-        for mode in prompting:
-            self.assertEqual(claude_delivery.from_mode(mode), "prompting")
-            self.assertEqual([claude_delivery.may_be_held(sender, mode) for sender in (None, "prompting", "bypass")],
-                             [False, False, True])
-        self.assertEqual([claude_delivery.may_be_held(sender, bypass) for sender in (None, "prompting", "bypass")],
-                         [True, True, False])
-        for unknown in ("plan", None, "new"):
-            for sender in (None, "bypass"):
-                self.assertTrue(claude_delivery.may_be_held(sender, unknown))
+    def test_a_permission_class_is_told_of_known_modes_alone(self):
+        for mode, word in (("bypassPermissions", "bypass"), ("default", "prompting"), ("acceptEdits", "prompting"),
+                           ("auto", "prompting"), ("dontAsk", "prompting"), ("plan", None), ("", None), (None, None),
+                           ("new", None)):
+            self.assertEqual(word, claude_delivery.from_mode(mode))
 
 
 class HostCase(unittest.TestCase):
@@ -149,9 +142,14 @@ class HostCase(unittest.TestCase):
         return path
 
     def deliver(self, session="session-1", **options):
-        options = dict(uid=UID, body="hello", label="leader", config_dirs=[str(self.config)], timeout=5 * PATIENCE,
-                       may_be_held=False, **options)
+        options = dict(uid=UID, body="hello", label="leader", config_dirs=[str(self.config)], timeout=5 * PATIENCE, **options)
         return claude_delivery.deliver(session, **options)
+
+    def known_courier(self):
+        """Couriers call themselves as this process, so that a test knows their socket's name."""
+        known = mock.patch.object(os, "getpid", lambda pid=os.getpid(): pid)
+        known.start()
+        self.addCleanup(known.stop)
 
     def socket_names(self):
         return sorted(os.listdir(self.runtime))
@@ -334,7 +332,7 @@ class GuardTest(HostCase):
 
     def test_a_line_that_is_longer_than_the_host_takes(self):
         self.host()
-        options = dict(uid=UID, label="l", config_dirs=[str(self.config)], may_be_held=False)
+        options = dict(uid=UID, label="l", config_dirs=[str(self.config)])
         outcome, _ = claude_delivery.deliver("session-1", body="x" * 1000000, **options)
         self.assertEqual(outcome, ("NOT_SENT", "the message is too long for the host's inbox"))
 
@@ -353,12 +351,12 @@ class GuardTest(HostCase):
                 waiting[-1].connect(listener.getsockname())
         except BlockingIOError:
             pass
-        outcome, _ = claude_delivery.deliver("session-1", UID, "x", "l", config_dirs=[str(self.config)], timeout=0.2,
-                                             may_be_held=False)
+        outcome, _ = claude_delivery.deliver("session-1", UID, "x", "l", config_dirs=[str(self.config)], timeout=0.2)
         self.assertEqual(outcome, ("NOT_SENT", "the host does not take connections"))
 
     def test_no_place_for_a_reply_socket(self):
         host = self.host()
+        self.known_courier()
         for name in ("%d.sock" % os.getpid(), "%d-%s.sock" % (os.getpid(), UID[:8])):
             (self.runtime / name).touch()
         self.assert_not_sent("receipt beside")
@@ -378,11 +376,12 @@ class DeliveryTest(HostCase):
         self.assertEqual(facts, {"msg_id": MESSAGE, "pid": host.pid, "socket": host.socket, "version": "2.1.332",
                                  "receipt": None, "courier": None})
         heard = host.heard("line")
+        self.assertNotEqual(os.getpid(), heard["pid"])
         self.assertEqual(heard["line"], {
             "msgV": 1, "msg_id": MESSAGE, "type": "user", "priority": "next", "session_id": "session-1",
-            "from": "uds:%s/%d.sock" % (self.runtime, os.getpid()),
+            "from": "uds:%s/%d.sock" % (self.runtime, heard["pid"]),
             "message": {"role": "user", "content": claude_delivery.envelope("hello", "uds:/x", "leader", "prompting")}})
-        self.assertEqual((heard["pid"], heard["reply_mode"]), (os.getpid(), 0o600))
+        self.assertEqual(0o600, heard["reply_mode"])
 
     def test_leaving_is_told_once_and_before_anything_is_written(self):
         host, left = self.host(), []
@@ -393,18 +392,13 @@ class DeliveryTest(HostCase):
         self.assertEqual(left, [[]])
 
     def test_if_leaving_fails_nothing_is_written(self):
-        for may_be_held in (False, True):
-            host = self.host()
-            options = dict(config_dirs=[str(self.config)], may_be_held=may_be_held, timeout=5 * PATIENCE)
+        host = self.host()
 
-            def leave():
-                raise RuntimeError("the reservation was lost")
-            (word, reason), _ = claude_delivery.deliver("session-1", UID, "x", "l", leave=leave, **options)
-            self.assertEqual((word, reason), ("NOT_SENT", "RuntimeError: the reservation was lost"))
-            self.assertEqual(select.select([host.process.stdout], [], [], 0.05)[0], [])
-            self.assertEqual(self.socket_names(), ["%d.sock" % host.pid])
-            host.end()
-            os.unlink(host.socket)
+        def leave():
+            raise RuntimeError("the reservation was lost")
+        self.assertEqual(("NOT_SENT", "RuntimeError: the reservation was lost"), self.deliver(leave=leave)[0])
+        self.assertEqual(select.select([host.process.stdout], [], [], 0.05)[0], [])
+        self.assertEqual(self.socket_names(), ["%d.sock" % host.pid])
 
     def test_each_receipt_has_its_outcome(self):
         for receipt, expected in [
@@ -434,6 +428,7 @@ class DeliveryTest(HostCase):
 
     def test_a_receipt_of_another_process_is_not_believed(self):
         self.host(close=False)
+        self.known_courier()
         forged = json.dumps({"action": "peer_message_status", "orig_msg_id": MESSAGE, "status": "delivered"})
         program = ("import socket, sys, time\nprint('ready', flush=True)\nend = time.monotonic() + 10\n"
                    "while True:\n    try:\n"
@@ -446,7 +441,7 @@ class DeliveryTest(HostCase):
         self.addCleanup(forger.wait)
         self.assertEqual(forger.stdout.readline(), b"ready\n")
         outcome, _ = claude_delivery.deliver("session-1", UID, "x", "l", config_dirs=[str(self.config)],
-                                             timeout=0.7 * PATIENCE, may_be_held=False)
+                                             timeout=0.7 * PATIENCE)
         self.assertEqual(outcome, ("UNKNOWN", "the host has not read it in time"))
         self.assertEqual(forger.wait(), 0)
 
@@ -457,8 +452,7 @@ class DeliveryTest(HostCase):
 
     def test_a_host_that_never_reads_is_unknown(self):
         host = self.host(close=False)
-        outcome, _ = claude_delivery.deliver("session-1", UID, "x", "l", config_dirs=[str(self.config)], timeout=0.2,
-                                             may_be_held=False)
+        outcome, _ = claude_delivery.deliver("session-1", UID, "x", "l", config_dirs=[str(self.config)], timeout=0.2)
         self.assertEqual(outcome, ("UNKNOWN", "the host has not read it in time"))
         self.assertEqual(self.socket_names(), ["%d.sock" % host.pid])
 
@@ -467,7 +461,7 @@ class DeliveryTest(HostCase):
         os.kill(host.pid, signal.SIGSTOP)
         for body in ("x", "x" * 900000):
             outcome, _ = claude_delivery.deliver("session-1", UID, body, "l", config_dirs=[str(self.config)],
-                                                 timeout=0.3, may_be_held=False)
+                                                 timeout=0.3)
             self.assertEqual(outcome[0], "UNKNOWN")
 
     def test_another_session_in_the_hosts_place_is_unknown(self):
@@ -495,31 +489,28 @@ class DeliveryTest(HostCase):
 
     def test_a_host_killed_before_the_connection_is_not_sent(self):
         host = self.host()
-        self.during("open", lambda: (host.process.kill(), host.process.wait()), before=True)
+        self.during("open", host.kill, before=True)
         self.assertEqual(self.deliver()[0][0], "NOT_SENT")
 
     def test_a_host_killed_between_connection_and_write_is_unknown(self):
         host = self.host()
-        self.during("write", lambda: (host.process.kill(), host.process.wait()), before=True)
+        self.during("write", host.kill, before=True)
         self.assertEqual(self.deliver()[0][0], "UNKNOWN")
 
     def test_a_host_killed_after_the_write_is_unknown(self):
         host = self.host()
-        self.during("write", lambda: (host.process.kill(), host.process.wait()), before=False)
+        self.during("write", host.kill, before=False)
         self.assertEqual(self.deliver()[0][0], "UNKNOWN")
 
     def test_a_host_killed_after_it_has_read_is_unknown(self):
         host = self.host()
-        self.during("_is_silent", lambda: (host.process.kill(), host.process.wait()), before=True)
+        self.during("_is_silent", host.kill, before=True)
         self.assertEqual(self.deliver()[0], claude_delivery.ENDED)
 
     def test_after_a_drop_this_process_writes_nothing_to_that_host_for_a_minute(self):
         self.host(receipts=[{"status": "dropped", "drop_reason": "rate-limited"}])
         self.assertEqual(self.deliver()[0][0], "NOT_SENT")
-        for may_be_held in (False, True):
-            outcome, _ = claude_delivery.deliver("session-1", UID, "x", "l", config_dirs=[str(self.config)],
-                                                 may_be_held=may_be_held)
-            self.assertEqual(outcome[1], "the host has dropped a message of this sender less than a minute ago")
+        self.assertEqual("the host has dropped a message of this sender less than a minute ago", self.deliver()[0][1])
         host = next(iter(claude_delivery._dropped))
         claude_delivery._dropped[host] = time.monotonic() - 1
         self.assertIn("rate-limited", self.deliver()[0][1])
@@ -538,7 +529,7 @@ class DeliveryTest(HostCase):
 
 
 class CourierTest(HostCase):
-    """Where a message may be held, a process of its own writes it and hears the receipts."""
+    """Any message may be held: a process of its own writes it and hears the receipts."""
 
     def setUp(self):
         super().setUp()
@@ -614,6 +605,14 @@ class CourierTest(HostCase):
         host.tell(do="receipts", receipts=[DELIVERED])
         wait_until(lambda: self.log.exists() and "ACCEPTED" in self.log.read_text(), "the outcome")
         wait_until(lambda: self.socket_names() == ["%d.sock" % host.pid], "the end of the courier")
+
+    def test_a_courier_is_none_of_the_terminals_that_it_was_started_from(self):
+        host = self.host(receipts=[HELD])
+        courier = self.send()[1]["courier"]
+        self.assertEqual(courier, os.getsid(courier))
+        os.kill(courier, signal.SIGHUP)
+        host.tell(do="receipts", receipts=[DELIVERED])
+        wait_until(self.outcomes, "the outcome")
 
     def test_the_end_of_the_receiver_ends_a_hold(self):
         host = self.host(receipts=[HELD])
@@ -718,7 +717,7 @@ class CourierTest(HostCase):
         for hung in hosts[:3]:
             os.kill(hung.pid, signal.SIGSTOP)
         jobs = [dict(target_session="session-%d" % number, uid="%016x" % number, body="b", label="l",
-                     config_dirs=[str(self.config)], may_be_held=False) for number in (0, 1, 2, 3, 4, 5, 9)]
+                     config_dirs=[str(self.config)]) for number in (0, 1, 2, 3, 4, 5, 9)]
         begin = time.monotonic()
         results = claude_delivery.deliver_all(jobs, timeout=1.5 * PATIENCE, at_once=4)
         self.assertLess(time.monotonic() - begin, 2.5 * PATIENCE)

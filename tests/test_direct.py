@@ -16,6 +16,9 @@ from side_by_side import load_tests  # noqa: F401
 
 import claude_delivery
 import command_line
+import contract
+import host_process
+import sending
 
 HELD, DELIVERED, DENIED = {"status": "held"}, {"status": "delivered"}, {"status": "denied"}
 FULL = {"status": "dropped", "drop_reason": "rate-limited"}
@@ -250,7 +253,9 @@ class AHold(DirectCase):
     def test_follows_the_receivers_answer_long_after_send_has_ended(self):
         for receipt, state in ((DELIVERED, "delivered"), (DENIED, "refused")):
             with self.subTest(state=state):
-                host = self.claude(permission_mode="bypassPermissions", receipts=[HELD])
+                # Whatever its last hook said: its user may have switched since, or a setting holds everything.
+                mode = {"delivered": "bypassPermissions", "refused": "default"}[state]
+                host = self.claude(permission_mode=mode, receipts=[HELD])
                 sent = self.send()
                 self.assertEqual("held", sent["state"])
                 self.assertIn("held", self.home.xmsg("outbox", session=BOB, host="codex"))
@@ -259,6 +264,20 @@ class AHold(DirectCase):
                 self.settled(sent, state)
                 self.assertEqual("", self.shown(), "a decided message went round")
                 host.end()
+
+    def test_whose_first_answer_is_not_written_down_yet_waits_for_that(self):
+        self.claude()
+        uid, store = self.send("a text", "--no-direct")["uid"], self.open_store()
+        row, holder = store.by_uid(uid), (os.getpid(), host_process.start_time(os.getpid()))
+        for state in ("reserved", "direct-inflight"):
+            with store.transaction():
+                store.move(row, state, contract.now_ms(), holder=holder)
+        self.assertFalse(sending.record_receipt(store, uid, ("REFUSED", "no")))
+        self.assertEqual("direct-inflight", store.by_uid(uid)["state"])
+        with store.transaction():
+            store.move(row, "held", contract.now_ms(), holder=holder)
+        self.assertTrue(sending.record_receipt(store, uid, ("REFUSED", "no")))
+        self.assertEqual("refused", store.by_uid(uid)["state"])
 
     def test_ends_with_its_receiver(self):
         host = self.claude(permission_mode="bypassPermissions", receipts=[HELD])

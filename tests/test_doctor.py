@@ -12,8 +12,8 @@ import subprocess
 import time
 import unittest
 
-from support import (ADA, AGY, BOB, PYTHON, ROOT, HomeCase, copy_of_product, dead_process, environ, message, peer,
-                     permissions_count, small_disk)
+from support import (ADA, AGY, BOB, PYTHON, ROOT, HomeCase, HostProcess, copy_of_product, dead_process, environ, message,
+                     peer, permissions_count, small_disk)
 from side_by_side import load_tests  # noqa: F401
 import command_line
 import contract
@@ -363,6 +363,10 @@ class TheAppServer(Case):
             server.bind(path)
             server.listen()
             self.assert_right("codex app-server", "listens on " + path)
+            # With a session that would go by it, its silence is a fault of its own.
+            session = HostProcess(self.home, "codex")
+            self.addCleanup(session.end)
+            self.assertIn("restart it", self.assert_named("codex app-server", "did not answer in time", None))
 
 
 class AgysProgram(Case):

@@ -293,6 +293,13 @@ class AHostProcess(unittest.TestCase):
         self.assertEqual(("claude", "tui"), self.identify(["claude"], ""))
         self.assertIsNone(self.identify(["bash"], ""))
 
+    def test_began_with_an_environment_of_any_length(self):
+        long = "x" * 100000
+        child = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, env={"A": long, "B": long, "CODEX_HOME": "/there"})
+        self.addCleanup(support.end, child)
+        with support.environ(XMSG_PROC_ROOT=None):
+            self.assertEqual({"A": long, "B": long, "CODEX_HOME": "/there"}, host_process.environment(child.pid))
+
     def test_is_the_nearest_one_above_and_not_what_stands_between(self):
         self.tree.add(10, ["claude"], 1)
         self.tree.add(11, ["/bin/sh", "-c", "codex exec x"], 10)
@@ -301,7 +308,7 @@ class AHostProcess(unittest.TestCase):
         self.tree.add(14, ["timeout", "5", "xmsg-hook.sh"], 13)
         self.tree.add(15, ["python3"], 14)
         found = host_process.nearest_host(15)
-        self.assertEqual(("codex", "exec", 13, "1000"), (found.kind, found.role, found.pid, found.start))
+        self.assertEqual(("codex", "exec", 13, "1000", 14), (found.kind, found.role, found.pid, found.start, found.child))
         self.assertEqual([14, 13, 12, 11, 10, 1], host_process.ancestors(15))
         self.assertEqual(10, host_process.nearest_host(12).pid)
         self.assertIsNone(host_process.nearest_host(10))
@@ -452,6 +459,17 @@ class TheSender(HomeCase):
         self.assertEqual(("agent", "codex", sub), self.who({"CODEX_THREAD_ID": sub}))
         peer(self.store, EVE)
         self.assertEqual(("agent", "codex", EVE), self.who({"CODEX_THREAD_ID": EVE, "CODEX_SESSION_ID": BOB}))
+
+    def test_is_proven_to_codex_by_what_it_gave_its_own_child_alone(self):
+        """What somebody in between says may be another thread of the same app-server."""
+        variables = {"CODEX_THREAD_ID": BOB}
+        for given, told_by in ((b"CODEX_THREAD_ID=" + BOB.encode(), 101), (b"CODEX_SESSION_ID=" + BOB.encode(), 101),
+                               (b"CODEX_THREAD_ID=" + EVE.encode(), None), (b"", None)):
+            self.below("bash", ["codex", "app-server"])
+            with open(os.path.join(self.tree.folder, "100", "environ"), "wb") as file:
+                file.write(b"A=b\0" + given + b"\0")
+            self.assertEqual(told_by, self.identity(variables)["told_by"], given)
+            self.assertEqual(("agent", "codex", BOB), self.who(variables))
 
     def test_named_explicitly_beats_everything_found(self):
         self.below("codex")

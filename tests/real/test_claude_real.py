@@ -41,8 +41,8 @@ class ClaudeCase(RealCase):
         return cls.opened.enter_context(host)
 
     def deliver(self, body, target=None, uid=None, **options):
-        """(outcome, facts). The host takes some 30 in a row of one process; with may_be_held, each has its own."""
-        options = {"label": "tester", "may_be_held": False, "timeout": 5 * PATIENCE, **options}
+        """(outcome, facts). The host takes some 30 in a row of one process; each has a courier of its own."""
+        options = {"label": "tester", "timeout": 5 * PATIENCE, **options}
         claude_delivery._dropped.clear()
         return claude_delivery.deliver(target or self.claude.session_id, uid or os.urandom(8).hex(), body,
                                        config_dirs=[str(self.home.claude_config)], **options)
@@ -55,7 +55,7 @@ class ClaudeCase(RealCase):
             with open(log, "a") as file:
                 file.write(json.dumps(outcome) + "\n")
             return True
-        outcome, facts = self.deliver(body, may_be_held=True, on_receipt=note, **options)
+        outcome, facts = self.deliver(body, on_receipt=note, **options)
         return outcome, facts, lambda: list(map(json.loads, log.read_text().splitlines())) if log.exists() else []
 
     def origin(self, facts, host=None):
@@ -122,7 +122,7 @@ class PromptingReceiver(ClaudeCase):
     def test_what_the_model_sees_is_what_was_sent(self):
         for body in BODIES:
             with self.subTest(body=body[:30]):
-                outcome, facts = self.deliver(body, mode="prompting", may_be_held=True)
+                outcome, facts = self.deliver(body, mode="prompting")
                 origin = self.origin(facts)
                 self.claude.wait_idle()
                 shown = claude_delivery.neutralised(body)
@@ -133,7 +133,7 @@ class PromptingReceiver(ClaudeCase):
     def test_a_name_that_cannot_be_kept_costs_the_name_only(self):
         for label in NAMES_KEPT + NAMES_DROPPED:
             with self.subTest(label=label):
-                _, facts = self.deliver(self.word(), label=label, mode="prompting", may_be_held=True)
+                _, facts = self.deliver(self.word(), label=label, mode="prompting")
                 origin = self.origin(facts)
                 self.claude.wait_idle()
                 self.assertEqual((origin.get("name"), origin.get("fromMode")),
@@ -174,7 +174,7 @@ class FloodedReceiver(ClaudeCase):
         self.wait_replying(self.claude, before)
         claude_delivery._dropped.clear()
         jobs = [dict(target_session=self.claude.session_id, uid=os.urandom(8).hex(), body=word, label="tester",
-                     config_dirs=[str(self.home.claude_config)], may_be_held=False) for word in words]
+                     config_dirs=[str(self.home.claude_config)]) for word in words]
         outcomes = [outcome for outcome, _ in claude_delivery.deliver_all(jobs, timeout=5 * PATIENCE, at_once=4)]
         self.claude.wait_seen(words[0], 60)  # between the reply's end and the queue's turn the host says idle
         self.claude.wait_idle(60)
