@@ -4,7 +4,9 @@ Codex's default sandbox lets an agent's shell read nearly everything, but write 
 Measured on 0.156.1 and 0.171.0: under workspace-write a file below the temp directory comes out (one in /dev/shm does
 not, which is the sandbox's own); under read-only nothing does but what a command prints, which PostToolUse's hook,
 outside, gets as `tool_response`, cut in its middle at 10,000 bytes. So `xmsg send` leaves a file, else prints a marked
-line, and the sender's own next hook takes it into the store. Both carry an HMAC by a key beside the store: nobody
+line, and the sender's own next hook takes it into the store. After a command that is still running when Codex first
+answers for it no PostToolUse comes at all; so its PreToolUse leaves a note, and while that is there the session's hooks
+look for the line in the rollout. Both carry an HMAC by a key beside the store: nobody
 else's file and no printed document is taken for one. A message's uid makes it idempotent, however often it is found.
 """
 import errno
@@ -18,6 +20,9 @@ from store import note_fault
 LONGEST_LINE = 9000  # characters; Codex keeps 10,000 bytes of what a command prints
 LARGEST_FILE = 8 << 20
 MOST_FILES = 200  # of one session that one run looks at, and the most sessions
+LONGEST_NOTE = 8192
+NOTE = "call."  # a file of this name and a tool call's id: the call may yet print a line
+NOTE_SECONDS = 24 * 3600  # the longest that it is waited for
 UNFINISHED_SECONDS = 60  # a file that its writer has not put in place after this never will be
 FIELDS = {"uid": str, "created_at": int, "expires_at": int, "sender_kind": str, "sender_label": str, "sender_host": str,
           "sender_session": str, "target": str, "target_host": str, "body": str, "priority": int,
@@ -207,16 +212,61 @@ def sessions(db, environ):
     return found
 
 
+def note_call(db, environ, session, call, rollout):
+    """Notes that a tool call begins which may leave a line in what it prints, and where its rollout ends now."""
+    try:
+        note = {"rollout": rollout, "at": os.path.getsize(rollout)}
+        if is_session_id(call):
+            _leave_in(spool_folders(db, environ)[0], session, NOTE + call, json.dumps(note).encode())
+    except OSError:
+        pass  # a rollout that is not there yet is none that a line could be read from
+
+
+def forget_call(db, environ, session, call):
+    """The tool call has ended, and its hook got all that it printed."""
+    if is_session_id(call):
+        _remove(os.path.join(spool_folders(db, environ)[0], session, NOTE + call))
+
+
+def _late_lines(base, session, gone):
+    """The marked lines that noted tool calls have printed by now. Notes that are done with go, others move on."""
+    import transcripts
+    folder, found = os.path.join(base, session), []
+    try:
+        names = os.listdir(folder)[:MOST_FILES] if _is_private(base) and _is_private(folder) else []
+    except OSError:
+        return []
+    for name in names:
+        path = os.path.join(folder, name)
+        if not name.startswith(NOTE):
+            continue
+        try:
+            note = json.loads(_read_private(path, LONGEST_NOTE))
+            lines, end, ended = transcripts.codex_output_since(note["rollout"], note["at"], name[len(NOTE):], SPOOL_MARK)
+            found += [line for text in lines for line in marked_lines(text)]
+            ended = ended or gone or time.time() - os.lstat(path).st_mtime > NOTE_SECONDS
+            if lines and not ended:
+                _leave_in(base, session, name, json.dumps(dict(note, at=end)).encode())
+        except (OSError, ValueError, TypeError, KeyError):
+            ended = True
+        if ended:
+            _remove(path)
+    return found
+
+
 # ---------------------------------------------------------------------------------------------------- into the store
 
-def take(store, environ, session, printed=""):
+def take(store, environ, session, printed="", gone=False):
     """Takes what a session has left, in files and in a printed text, into the store: at most once, in order.
 
+    gone: the session will print nothing more.
     Returns the uids of those that now wait and may go by a direct window. What is no message of this session is
     removed, and written down as a fault. StoreError leaves the files.
     """
     files = [path for base in spool_folders(store.path, environ) for path in _files(base, session)]
     lines = marked_lines(printed) if printed else []
+    for base in spool_folders(store.path, environ):
+        lines += _late_lines(base, session, gone)
     key = read_key(store.path + ".key") if files or lines else None
     if key is None:
         return []
@@ -263,7 +313,7 @@ def _files(base, session):
         return []
     if names == []:
         _remove_empty(folder)
-    return [os.path.join(folder, name) for name in names or () if not name.startswith(".")]
+    return [os.path.join(folder, name) for name in names or () if not name.startswith((".", NOTE))]
 
 
 def _unsealed(store, key, session, line):

@@ -295,6 +295,40 @@ def agy_steps_since(path, offset, max_bytes=8 * 1024 * 1024):
             for record in records]
 
 
+def codex_output_since(path, offset, call, mark, max_bytes=8 * 1024 * 1024):
+    """What stands in a Codex rollout from an offset on of what tools have printed: (texts that hold mark, the offset
+    behind the last whole line, whether the tool call has ended). OSError if it cannot be read.
+
+    The answer for a call that is still running says so in words (0.156.1, 0.171.0); when it ends, its item is complete.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size < offset:
+            raise OSError("no rollout that only grew: %s" % path)
+        begin = max(offset, status.st_size - max_bytes)
+        data = os.pread(descriptor, max_bytes, begin)
+    finally:
+        os.close(descriptor)
+    texts, ended = [], False
+    data = data[:data.rfind(b"\n") + 1]
+    for line in data.split(b"\n"):
+        if mark.encode() not in line and call.encode() not in line:
+            continue
+        record = _parse(line) or {}
+        payload, item = _at(record, "payload"), _codex_item(record)
+        output, number = payload.get("output"), payload.get("call_id")
+        if item.get("type") == "CommandExecution":
+            output, number = item.get("aggregated_output"), item.get("id")
+        elif payload.get("type") != "function_call_output":
+            continue
+        if not isinstance(output, str):
+            output = json.dumps(output)
+        texts += [output] * (mark in output)
+        ended = ended or number == call and (item != {} or not re.search("^Process running with session ID", output, re.M))
+    return texts, begin + len(data), ended
+
+
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
 def _lines_backwards(path, max_bytes, deadline):

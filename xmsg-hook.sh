@@ -56,7 +56,7 @@ nothing_to_do() {
     [[ $head != *SessionStart* && $head != *CwdChanged* && $head != *UserPromptSubmit* ]] || return 1
     if [[ $host == codex ]]; then
         # What left a sandbox: a file, or a line that a tool call printed, of which the payload's end may hold all.
-        [[ $head != *'"hook_event_name":"PostToolUse"'*xmsg* ]] || return 1
+        [[ $head != *'"hook_event_name":"P'*'ToolUse"'*xmsg* ]] || return 1
         spool=xmsg-$EUID${db//\//%}/$session
         [[ ! -e /tmp/$spool && ! -e ${TMPDIR:-/tmp}/$spool ]] || return 1
     fi

@@ -743,6 +743,12 @@ def _serve(store, call):
     if store.settings.tty_banner and shown:
         banner(shown)
     take_spooled(store, os.environ, session, call["printed"])
+    if call["tool_call"]:
+        import spool
+        if call["event"] == "PreToolUse":
+            spool.note_call(store.path, os.environ, session, call["tool_call"], call["transcript"])
+        else:
+            spool.forget_call(store.path, os.environ, session, call["tool_call"])
     # Another hook of this session may have registered something else meanwhile.
     if call["prefix"] and same_session(peer, store.peer(session)):
         store.remember_prefix(session, call["prefix"], same_session(peer, seen_before))
@@ -793,6 +799,7 @@ def _claude_or_codex_call(host, event, fields, payload):
     title = _text(fields, "session_title") if told in ("SessionStart", "UserPromptSubmit") else ""
     printed = json.dumps(fields.get("tool_response")) if known == ("codex", "PostToolUse") else ""
     printed = printed if SPOOL_MARK in printed else ""
+    sends = known in (("codex", "PreToolUse"), ("codex", "PostToolUse")) and "xmsg" in json.dumps(fields.get("tool_input"))
     # A subagent's tool call carries its parent's session id; what it is shown, the parent never sees.
     subagent = bool(fields.get("agent_id") or fields.get("agent_type"))
     if known not in WINDOWS or (subagent and not printed):
@@ -802,7 +809,8 @@ def _claude_or_codex_call(host, event, fields, payload):
             "permission_mode": _text(fields, "permission_mode"), "source": _text(fields, "source"),
             "transcript": _path(fields.get("transcript_path")),
             "turn": _text(fields, "turn_id"), "stop_active": bool(fields.get("stop_hook_active")),
-            "prefix": registered_prefix(payload), "subagent": subagent, "printed": printed}
+            "prefix": registered_prefix(payload), "subagent": subagent, "printed": printed,
+            "tool_call": _text(fields, "tool_use_id") if sends else ""}
 
 
 def _agy_call(event, fields):
@@ -819,7 +827,8 @@ def _agy_call(event, fields):
             "model": _text(fields, "modelName"), "title": "", "permission_mode": "", "source": "", "turn": "",
             "transcript": _path(fields.get("transcriptPath")), "first_step": _count(fields, "initialNumSteps"),
             "turn_begins": event == "PreInvocation" and not _count(fields, "invocationNum"),
-            "stop_active": spent or not ended_well, "prefix": None, "subagent": False, "printed": ""}
+            "stop_active": spent or not ended_well, "prefix": None, "subagent": False, "printed": "",
+            "tool_call": ""}
 
 
 def _count(fields, key):
@@ -905,7 +914,7 @@ def take_spooled(store, environ, own="", printed=""):
     for session in left:
         peer = store.peer(session)
         if session == own or not peer or not is_live(store, peer, now_ms()):
-            uids = spool.take(store, environ, session, printed if session == own else "")
+            uids = spool.take(store, environ, session, printed if session == own else "", session != own)
             if uids:
                 import host_process
                 host = host_process.nearest_host() if session == own else None

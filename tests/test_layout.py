@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "remote": {"contract"},
     "adoption": {"contract"},
     "store": {"contract", "host_process", "adoption"},
-    "spool": {"contract", "store", "host_process"},
+    "spool": {"contract", "store", "host_process", "transcripts"},
     "xmsg": {"contract", "store", "spool", "host_process", "claude_delivery", "codex_delivery", "agy_delivery",
              "transcripts"},
     "sending": {"contract", "store", "spool", "xmsg", "host_process", "claude_delivery", "codex_delivery", "agy_delivery",

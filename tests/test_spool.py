@@ -250,7 +250,11 @@ class ASender(Sandbox):
         def is_fast(data):
             return self.home.run_hook("codex", data, env=no_python).returncode == 0
         self.assertTrue(is_fast(data))
-        self.assertFalse(is_fast(data.replace(b"echo hi", b"xmsg send ada hi")))
+        before = data.replace(b"PostToolUse", b"PreToolUse")
+        self.home.run_hook("codex", before)
+        for event in (data, before):
+            self.assertTrue(is_fast(event))
+            self.assertFalse(is_fast(event.replace(b"echo hi", b"xmsg send ada hi")))
         for base in (0, 1):
             path = self.place(self.line(self.message("hello")), base=base)
             self.assertFalse(is_fast(data), path)
@@ -395,6 +399,105 @@ class WhatIsTaken(Sandbox):
         self.assertEqual([], self.rows())
         self.tool()
         self.assertEqual({"file", "line"}, {row[0] for row in self.rows()})
+
+
+class ACallThatIsStillRunning(Sandbox):
+    """Codex runs no hook after it; only its rollout holds what it printed."""
+
+    def setUp(self):
+        super().setUp()
+        self.rollout = os.path.join(self.home.folder, "rollout.jsonl")
+        self.write(self.output("call_1", self.line(self.message("an earlier call's"))))
+
+    def write(self, *records):
+        with open(self.rollout, "a") as file:
+            file.write("".join(json.dumps(record) + "\n" for record in records))
+
+    def output(self, call, text, running=True):
+        head = "Wall time: 1.5 seconds\nProcess running with session ID 7\nOutput:\n" if running else "Exit code: 0\nOutput:\n"
+        return {"type": "response_item", "payload": {"type": "function_call_output", "call_id": call, "output": head + text}}
+
+    def item(self, call, text):
+        return {"type": "event_msg", "payload": {"type": "item_completed", "item": {
+            "type": "CommandExecution", "id": call, "aggregated_output": text}}}
+
+    def begin(self, call="call_1", **fields):
+        self.tool(event="PreToolUse", **dict({"tool_use_id": call, "transcript_path": self.rollout}, **fields))
+
+    def notes(self):
+        return sorted(name for folder in self.folders if os.path.isdir(folder) for _, _, names in os.walk(folder) for name in names)
+
+    def bodies(self):
+        return [row[0] for row in self.rows()]
+
+    def test_has_its_line_taken_from_the_rollout_once_by_whichever_hook_comes_next(self):
+        self.begin()
+        self.assertEqual(["call.call_1"], self.notes())
+        self.assertEqual([], self.bodies())
+        line = self.line(self.message("hello"))
+        self.write(self.output("call_1", line))
+        self.tool(event="Stop", tool_input=None)
+        self.assertEqual(["hello"], self.bodies())
+        self.assertEqual(["call.call_1"], self.notes(), "it goes on, and may send more")
+        self.write(self.output("call_2", "polled: " + self.line(self.message("second"))))
+        self.tool(event="UserPromptSubmit", prompt="x")
+        self.write(self.item("call_1", line))
+        self.tool(event="UserPromptSubmit", prompt="x")
+        self.assertEqual((["hello", "second"], []), (self.bodies(), self.notes()))
+
+    def test_that_ended_in_silence_is_found_by_its_completed_item(self):
+        self.begin()
+        self.write(self.output("call_1", ""), self.item("call_1", self.line(self.message("late"))))
+        self.tool(event="Stop", tool_input=None)
+        self.assertEqual((["late"], []), (self.bodies(), self.notes()))
+
+    def test_is_no_more_waited_for_once_it_was_answered_whole(self):
+        self.begin()
+        self.tool(tool_use_id="call_1", tool_response=self.line(self.message("as usual")), transcript_path=self.rollout)
+        self.assertEqual((["as usual"], []), (self.bodies(), self.notes()))
+        self.begin("call_2")
+        self.write(self.output("call_2", "rejected by user", running=False))
+        self.tool(event="Stop", tool_input=None)
+        self.assertEqual([], self.notes())
+        self.begin("call_3")
+        self.let_end(BOB)
+        self.home.hook("claude", ADA, "UserPromptSubmit", prompt="x")
+        self.assertEqual([], self.notes(), "of a session that has ended")
+
+    def test_is_noted_for_commands_that_may_send_only(self):
+        self.begin(tool_input={"command": "echo hello"})
+        self.begin("../x")
+        self.begin(transcript_path=self.home.folder + "/none")
+        self.begin(transcript_path=None)
+        self.assertEqual([], self.notes())
+
+    def test_is_believed_for_nothing_but_this_sessions_own_lines(self):
+        self.begin()
+        self.write(self.output("call_1", self.line(self.message("another's", EVE)) + "\n" + spool.seal(b"0" * 64, [
+            self.message("forged")])), {"type": "response_item", "payload": {"type": "message", "content": [
+                {"text": self.line(self.message("quoted"))}]}}, {"type": "response_item", "payload": {
+                    "type": "other", "call_id": "x", "output": self.line(self.message("of another kind"))}}, ["call_1"], {"type": "event_msg", "payload": "call_1"})
+        with open(self.rollout, "a") as file:
+            file.write('{"call_1": torn')
+        for _ in range(2):
+            self.tool(event="Stop", tool_input=None)
+        self.assertEqual([], self.bodies())
+        self.assertEqual(2, self.home.faults().count("is not taken"), "each is told once")
+
+    def test_is_forgotten_with_a_rollout_or_a_note_that_is_none(self):
+        for spoil in (lambda path: os.unlink(self.rollout), lambda path: os.truncate(self.rollout, 3),
+                      lambda path: (os.unlink(self.rollout), os.mkfifo(self.rollout)),
+                      lambda path: os.truncate(path, 5), lambda path: os.chmod(path, 0o644),
+                      lambda path: os.utime(path, (1, 1))):
+            self.write(self.item("other", "x"))
+            self.begin()
+            spoil(os.path.join(self.folders[0], BOB, "call.call_1"))
+            self.tool(event="Stop", tool_input=None)
+            self.assertEqual([], self.notes())
+            if not os.path.isfile(self.rollout):
+                with contextlib.suppress(OSError):
+                    os.unlink(self.rollout)
+        self.assertEqual([], self.bodies())
 
 
 class ADeath(Sandbox):

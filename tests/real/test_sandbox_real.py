@@ -11,7 +11,7 @@ import uuid
 from pathlib import Path
 
 from hosts import CodexDaemon, wait_until
-from model_server import directive, say, shell
+from model_server import call, directive, say, shell
 from realcase import PROJECT, WRAPPER, XMSG, RealCase, context_of, install_xmsg, per_version, xmsg
 
 sys.path.append(str(PROJECT))
@@ -83,6 +83,17 @@ class ASandboxedCodex(InASandbox):
 
     def test_reaches_a_claude_session_before_its_turn_ends_by_a_line_of_output(self):
         self.reaches_claude_within_the_turn("read-only")
+
+    def test_reaches_a_claude_session_from_a_command_that_outlasts_its_first_answer(self):
+        """Then Codex runs no hook after it, and under read-only nothing but its rollout has what it printed."""
+        host, word = self.codex["read-only"], self.word()
+        command = "%s send %s %s; sleep 4" % (XMSG, self.claude.session_id, word)
+        host.prompt("work " + directive(call("exec_command", cmd=command, yield_time_ms=1500), say("done")))
+        self.claude.wait_seen(word)
+        host.wait_idle()
+        self.claude.wait_idle()
+        self.assertIn("Process running", host.seen())
+        self.assertEqual(1, self.claude.times_seen(word), context_of(self.claude, word))
 
     def test_reads_the_reports(self):
         for mode, host in self.codex.items():
