@@ -618,11 +618,11 @@ def deliver_all(jobs, timeout=1.5, at_once=8):
     none does, and the outcome is NOT_SENT.
 
     A detached courier, forked before it binds and connects, writes each line, because the host sends receipts to the
-    writing process and to no heir, and whether it will ask its user nobody knows before: its mode may have changed since
-    its last hook, and a setting can hold everything. The courier lives until the last receipt, the receiver's end or
-    `hold_for` seconds. What comes after the first answer it offers to on_receipt(outcome), again and again for REPORT_SECONDS
-    until that returns true, since the caller may still be recording the first answer; NOT_SENT then means that the
-    receiving process ended with the message unseen. Without on_receipt no courier stays.
+    writing process and to no heir, and whether it will ask its user nobody knows before: its mode may have changed
+    since its last hook, and a setting can hold everything. The courier lives until the last receipt, the receiver's
+    end or `hold_for` seconds. What comes after the first answer it offers to on_receipt(outcome), again and again for
+    REPORT_SECONDS until that returns true, since the caller may still be recording the first answer; NOT_SENT then
+    means that the receiving process ended with the message unseen. Without on_receipt no courier stays.
 
     Couriers are forks: no thread may run in the caller, and on_receipt must not open an SQLite file that the caller
     had open (SQLite keeps state by file in the process, and a fork inherits it): let it start a process.

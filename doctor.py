@@ -191,8 +191,8 @@ def _app_server(environ, note):
                         "hooks")
     fault = codex.reach()
     if fault and codex.tuis():
-        note("codex app-server", None, "listens on %s; %s" % (path, fault), "restart it, and update Codex if it is old; its "
-             "sessions are reached by Codex's queue or their hooks meanwhile")
+        note("codex app-server", None, "listens on %s; %s" % (path, fault),
+             "restart it, and update Codex if it is old; till then Codex's queue or the hooks reach its sessions")
     else:
         note("codex app-server", True, "listens on %s; %s" % (path, fault or "%d.%d.%d, %d windows are open" % (
             codex.version + (len(codex.tuis()),))))
@@ -386,5 +386,5 @@ def _claude_inbound(store, note):
                  % (name, one_line(word), where), "make it accept, hold or refuse")
         elif word and word != "accept":
             note("inbound", None, "%s: crossSessionInbound is %s in %s" % (name, word, where),
-                 "its user wants it so: messages stay held and nobody is asked; accept lets them in" if word == "hold" else
+                 "its user wants it so: messages stay held and nobody is asked" if word == "hold" else
                  "its user wants it so: `xmsg send` says refused; a project's file can only make it stricter")

@@ -242,7 +242,8 @@ def _late_lines(base, session, gone):
             continue
         try:
             note = json.loads(_read_private(path, LONGEST_NOTE))
-            lines, end, ended = transcripts.codex_output_since(note["rollout"], note["at"], name[len(NOTE):], SPOOL_MARK)
+            lines, end, ended = transcripts.codex_output_since(note["rollout"], note["at"], name[len(NOTE):],
+                                                               SPOOL_MARK)
             found += [line for text in lines for line in marked_lines(text)]
             ended = ended or gone or time.time() - os.lstat(path).st_mtime > NOTE_SECONDS
             if lines and not ended:

@@ -325,7 +325,8 @@ def codex_output_since(path, offset, call, mark, max_bytes=8 * 1024 * 1024):
         if not isinstance(output, str):
             output = json.dumps(output)
         texts += [output] * (mark in output)
-        ended = ended or number == call and (item != {} or not re.search("^Process running with session ID", output, re.M))
+        runs = item == {} and re.search("^Process running with session ID", output, re.M)
+        ended = ended or number == call and not runs
     return texts, begin + len(data), ended
 
 

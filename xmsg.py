@@ -280,7 +280,8 @@ def sender_identity(store, environ, label="", notification=False):
         host, session = nearest.kind, held[0]["session"] if held else ""
     if session and host in HOSTS:
         return {"kind": "agent", "host": host, "session": session, "self": session, "process": process,
-                "told_by": nearest.pid if told == session and nearest.kind == host and _began_in(session, nearest) else None,
+                "told_by": nearest.pid if told == session and nearest.kind == host and _began_in(
+                    session, nearest) else None,
                 "label": _given_label(store, given, session) if given else session_label(store, session)}
     operator = not host and not nearest and os.isatty(0)
     return {"kind": "operator" if operator else "unknown", "host": one_line(host)[:LONGEST_NAME], "session": "",
@@ -799,7 +800,7 @@ def _claude_or_codex_call(host, event, fields, payload):
     title = _text(fields, "session_title") if told in ("SessionStart", "UserPromptSubmit") else ""
     printed = json.dumps(fields.get("tool_response")) if known == ("codex", "PostToolUse") else ""
     printed = printed if SPOOL_MARK in printed else ""
-    sends = known in (("codex", "PreToolUse"), ("codex", "PostToolUse")) and "xmsg" in json.dumps(fields.get("tool_input"))
+    sends = host == "codex" and told in ("PreToolUse", "PostToolUse") and "xmsg" in json.dumps(fields.get("tool_input"))
     # A subagent's tool call carries its parent's session id; what it is shown, the parent never sees.
     subagent = bool(fields.get("agent_id") or fields.get("agent_type"))
     if known not in WINDOWS or (subagent and not printed):
