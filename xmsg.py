@@ -798,9 +798,9 @@ def _claude_or_codex_call(host, event, fields, payload):
     known = (host, event if event == "FileChanged" else told)
     # The fast path never sees what stands behind its prefix, so a title counts only in events that it leaves alone.
     title = _text(fields, "session_title") if told in ("SessionStart", "UserPromptSubmit") else ""
-    printed = json.dumps(fields.get("tool_response")) if known == ("codex", "PostToolUse") else ""
+    printed = json.dumps(fields.get("tool_response"), skipkeys=True) if known == ("codex", "PostToolUse") else ""
     printed = printed if SPOOL_MARK in printed else ""
-    sends = host == "codex" and told in ("PreToolUse", "PostToolUse") and "xmsg" in json.dumps(fields.get("tool_input"))
+    sends = host == "codex" and told in ("PreToolUse", "PostToolUse") and "xmsg" in str(fields.get("tool_input"))
     # A subagent's tool call carries its parent's session id; what it is shown, the parent never sees.
     subagent = bool(fields.get("agent_id") or fields.get("agent_type"))
     if known not in WINDOWS or (subagent and not printed):

@@ -284,10 +284,12 @@ class WhatIsNeverTaken(Hooks):
         self.assertEqual([], os.listdir(self.home.hints + "/wake"))
 
     def test_is_more_than_the_queue_holds_when_double_keys_stand_deeper(self):
-        self.queue("codex")
-        data = payload("codex", "PreToolUse", BOB, cwd=self.home.folder).replace(
-            b'"tool_input":{', b'"tool_input":{"session_id":"x","session_id":"y",')
-        self.assertIn("mail", json.dumps(self.home.raw_hook(["codex"], data)))
+        for event, place in (("PreToolUse", b'"tool_input":{'), ("PostToolUse", b'"tool_response":{')):
+            self.queue("codex")
+            data = payload("codex", event, BOB, cwd=self.home.folder, tool_response={"a": 1}).replace(
+                place, place + b'"session_id":"x","session_id":"y",')
+            self.assertIn(b'"x"', data)
+            self.assertIn("mail", json.dumps(self.home.raw_hook(["codex"], data)), event)
 
 
 class TheRegistry(Hooks):
