@@ -39,12 +39,22 @@ def _queue_and_deliver(store, request, sender, targets, messages, now):
     with store.transaction():
         rows = [store.add(message, now, request["replace"]) for message in messages]
     new = [(peer, row) for peer, row in zip(targets, rows) if row["created_at"] == now and row["state"] == "queued"]
-    notes = deliver(store, new, sender, request["direct"])
+    notes = {}
     try:
+        notes = deliver(store, new, sender, request["direct"])
         store.sweep(now_ms())
     except StoreError as error:  # the message is safe, and that is what the receipt says
-        note_fault(store.settings, "sweep after send", error)
+        note_fault(store.settings, "after a message was queued", error)
+        rows = [_as_left(store.by_id(row["id"])) for row in rows]
+        notes = {row["id"]: notes.get(row["id"], "the store failed: %s" % error) for _, row in new}
     return [(row, notes.get(row["id"], same_request(request))) for row in rows]
+
+
+def _as_left(row):
+    """A row as it stands once this process, which may hold it, has ended."""
+    if (row["holder_pid"], row["holder_start"]) != myself():
+        return row
+    return dict(row, state="queued" if row["state"] == "reserved" else row["state"], holder_pid=None, holder_start=None)
 
 
 def same_request(request):
@@ -237,9 +247,13 @@ def _to_codex(settings, jobs):
 def _leave(store, row, holder):
     """What an adapter calls with the window before the first byte of a message can leave."""
     def leave(window=None):
-        with store.transaction():
-            if not store.move(row, "direct-inflight", now_ms(), window=window, holder=holder):
-                raise RuntimeError("the reservation was lost")
+        try:
+            with store.transaction():
+                if not store.move(row, "direct-inflight", now_ms(), window=window, holder=holder):
+                    raise RuntimeError("the reservation was lost")
+        except StoreError:
+            row.update(store.by_id(row["id"]))  # what was not committed did not happen
+            raise
     return leave
 
 
