@@ -322,8 +322,11 @@ def main(arguments):
         sys.stdout.flush()
         return status if isinstance(status, int) else _become(status, umask)
     except OSError as error:  # most likely the output cannot be written
-        if not isinstance(error, BrokenPipeError):
-            sys.stderr.write("xmsg: cannot go on: %s\n" % (error.strerror or error))
+        try:
+            if not isinstance(error, BrokenPipeError):
+                sys.stderr.write("xmsg: cannot go on: %s\n" % (error.strerror or error))
+        except OSError:
+            pass  # nor can that be said
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except KeyboardInterrupt:

@@ -302,7 +302,7 @@ class Store:
                 (("malformed", "not a database", "corrupt", "encrypted"), StoreCorrupt,
                  "it is left untouched; move it away to begin a new one"),
                 (("no such table", "no such column"), StoreCorrupt, "it does not hold what xmsg wrote; move it away"),
-                (("disk i/o",), StoreError, "look at the disk")):
+                (("disk i/o",), StoreError, "look at the disk; what was to be written may stand there all the same")):
             if any(sign in text.lower() for sign in signs):
                 return kind("the store %s: %s; %s" % (self.path, text, advice))
         return StoreError("the store %s: %s" % (self.path, text))
