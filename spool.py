@@ -206,7 +206,10 @@ def sessions(db, environ):
     found = []
     for base in spool_folders(db, environ):
         try:
-            found += [name for name in os.listdir(base)[:MOST_FILES] if is_session_id(name) and _is_private(base)]
+            names = os.listdir(base)[:MOST_FILES]
+            found += [name for name in names if is_session_id(name) and _is_private(base)]
+            if not names:  # the hook that emptied it has died
+                os.rmdir(base)
         except OSError:
             pass
     return found
