@@ -2,7 +2,6 @@
 import contextlib
 import json
 import os
-import re
 import shutil
 import signal
 import stat
@@ -709,69 +708,6 @@ class AKilledInstaller(Case):
 
     def test_leaves_no_file_or_a_whole_one(self):
         self.assert_is_never_torn("agy", lambda: None)
-
-    @unittest.skipUnless(shutil.which("strace"), "without strace the steps above stand in")
-    def test_at_any_system_call_leaves_the_old_file_or_the_new_one(self):
-        for change in (self.install, self.uninstall):
-            self.put("codex", with_hooks("codex"))
-            old = self.bytes_of("codex")
-            self.install("codex")
-            new = self.bytes_of("codex")
-            if change == self.install:
-                self.uninstall("codex")
-            states, killed = set(), 0
-            calls = self.system_calls(change.__name__)
-            self.assertGreater(len(calls), 30)
-            for name, ordinal in calls[::1 if os.environ.get("XMSG_FULL") == "1" else 9]:
-                if change == self.uninstall:
-                    self.install("codex")
-                done = self.trace(change.__name__, "inject=%s:signal=KILL:when=%d" % (name, ordinal))
-                killed += done.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL)
-                states.add(self.bytes_of("codex"))
-                self.assertLessEqual(states, {old, new}, (change.__name__, name, ordinal))
-                self.install("codex")
-                self.assertEqual(new, self.bytes_of("codex"))
-                self.uninstall("codex")
-                self.assertEqual(old, self.bytes_of("codex"))
-                self.assertEqual(["hooks.json"], os.listdir(os.path.dirname(self.path("codex"))))
-            self.assertEqual({old, new}, states)
-            self.assertGreater(killed, len(calls) // 9 * 3 // 4)
-
-    def trace(self, change, *expressions):
-        """Runs install or uninstall as a program of its own below strace."""
-        code = "import sys; sys.path.append(sys.argv[1]); import hook_install; hook_install.%s(['codex'], %r, %r)" % (
-            change, WRAPPER, self.environ)
-        command = ["strace", "-qq", "-f", "-o", os.path.join(self.home, "..", "strace-%d" % os.getpid())]
-        for expression in expressions:
-            command += ["-e", expression]
-        try:
-            return subprocess.run(command + [sys.executable, "-I", "-S", "-c", code, os.path.dirname(hook_install.__file__)],
-                                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        finally:
-            with open(command[4], errors="replace") as file:
-                self.traced = file.read().splitlines()
-            os.unlink(command[4])
-
-    def system_calls(self, change):
-        """[(name, ordinal)] of the calls from the first touch of the host's folder on; the files stay as they were."""
-        kept = self.home + ".kept"
-        shutil.copytree(self.home, kept)
-        try:
-            for _ in range(2):  # the first run may still compile
-                self.install("codex") if change == "uninstall" else self.uninstall("codex")
-                self.trace(change)
-        finally:
-            shutil.rmtree(self.home)
-            os.rename(kept, self.home)
-        counts, found, touched = {}, [], False
-        for line in self.traced:
-            name = re.match(r"\d+ +([a-z0-9_]+)\(", line)
-            if name:
-                counts[name[1]] = counts.get(name[1], 0) + 1
-                touched = touched or os.path.dirname(self.path("codex")) in line
-                if touched and name[1] != "exit_group":
-                    found.append((name[1], counts[name[1]]))
-        return found
 
     def test_lets_go_of_its_lock(self):
         folder = os.path.dirname(self.put("codex", {}))
