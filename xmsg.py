@@ -571,7 +571,12 @@ def claude_dirs(peer):
 # ---------------------------------------------------------------------------------------------------- rendering
 
 def source_line(store, row):
-    """The one line above a body that says who speaks, and that it is not the user."""
+    """The one line above a body that says who speaks, and that it is not the user.
+
+    A row may hold it as `head`, as it was shown: names change, and the line with them.
+    """
+    if row.get("head"):
+        return row["head"]
     key, who = _source(store, row)
     return phrase(key, store.settings) % who
 
@@ -1045,7 +1050,9 @@ def show_to_agy(store, call, now, write):
     def choose(waiting):
         nonlocal text
         count, text = compose(store, waiting, "agy", shape)
-        shown = _agy_memory(store, session)["shown"][-20:] + [dict(entry, rows=[row["id"] for row in waiting[:count]])]
+        taken = waiting[:count]
+        shown = _agy_memory(store, session)["shown"][-20:] + [dict(
+            entry, rows=[row["id"] for row in taken], heads=[source_line(store, row) for row in taken])]
         store.set_meta("agy:" + session, json.dumps(dict(memory, shown=shown)))
         return count
     rows = store.claim(session, now, store.settings.max_per_inject, choose, call["event"], myself())
@@ -1105,8 +1112,8 @@ def _settle_injection(store, call, entry, steps, now):
     # A version that has left no trace of any other shape may not write it down at all. An agy that ended at a Stop may
     # have died on its way on, and another agy with the same session open writes steps of its own.
     tells = _agy_takes(store, version).get(shape) or shape == AGY_STEPS[0]
-    if tells and (at_its_next_hook or gone and shape != "continue") and agy_delivery.was_refused(
-            steps, entry["first"], shape, [line for row in rows for line in source_lines(store, row)]):
+    if tells and entry.get("heads") and (at_its_next_hook or gone and shape != "continue") and agy_delivery.was_refused(
+            steps, entry["first"], shape, [head for _, head in _heads(store, entry)]):
         _agy_learn(store, version, shape, False)
         for row in rows:
             store.move(row, "queued", now, detail="agy %s went on without this %s" % (version or "?", shape))
@@ -1126,7 +1133,7 @@ def _traces(store, rows, entries, path):
     import transcripts
     by_id, found, wanted, texts = {row["id"]: row for row in rows}, {}, [], {}
     for number, entry in enumerate(entries):
-        mine = [by_id[number] for number in entry["rows"] if number in by_id]
+        mine = [dict(by_id[number], head=head) for number, head in _heads(store, entry) if number in by_id]
         if mine and len(mine) == len(entry["rows"]):
             # Each item begins where the text of those before it ends.
             starts = [len(compose(store, mine[:count], "agy", "step")[1]) + 2 for count in range(1, len(mine))]
@@ -1138,13 +1145,22 @@ def _traces(store, rows, entries, path):
         place, _, start = trace.name.rpartition("+")
         for row, offset in zip(*texts[number]):
             found[row["id"]] = "%s+%d" % (place, int(start) + offset)
+    heads = {}
+    for entry in entries:
+        for number, head in _heads(store, entry):
+            heads.setdefault(number, set()).add(head)
     rest = [{"key": row["id"], "id": None, "since": row["state_at"], "text": [
-        "%s\n%s" % (line, render(store, row)[1]) for line in source_lines(store, row)]}
+        "%s\n%s" % (line, render(store, row)[1]) for line in heads.get(row["id"]) or source_lines(store, row)]}
         for row in rows if row["id"] not in found]
     if rest:
         more = transcripts.evidence("agy", path, rest, taken + list(found.values()), seconds=0.3).found
         found.update((number, trace.name) for number, trace in more.items())
     return found
+
+
+def _heads(store, entry):
+    """[(row id, source line)] of an injection, as it was shown: a name may be another one by now."""
+    return list(zip(entry["rows"], entry.get("heads", ())))
 
 
 def _agy_memory(store, session):

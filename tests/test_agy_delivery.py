@@ -356,6 +356,20 @@ class AnInjection(AgyHome):
         self.assertEqual({"systemMessage": True}, self.takes())
         self.assertEqual((None, None), self.invoke(), "and it is shown once")
 
+    def test_is_traced_by_the_name_that_it_was_shown_under_whatever_its_sender_is_called_by_then(self):
+        peer(self.store, ADA, "claude", name="ada")
+        for event in ("PreInvocation", "Stop"):
+            row = self.queue("from ada at " + event, sender_label="ada")
+            out = self.hook(event, initialNumSteps=self.index, executionNum=0)
+            self.assertIn("[peer ada · claude:7c1f0a52;", json.dumps(out, ensure_ascii=False))
+            text = out["reason"] if event == "Stop" else out["injectSteps"][0]["systemMessage"]["systemMessage"]
+            peer(self.store, BOB, name="ada")  # the name is somebody else's now, and the source line leaves it out
+            self.step("SYSTEM_MESSAGE", FRAME % text)
+            self.step("PLANNER_RESPONSE", "ok", "MODEL")
+            self.assertEqual((None, None), self.invoke(1), "shown once")
+            self.assertEqual(["delivered"], self.states(row))
+            self.store.set_name(BOB, "")
+
     def test_that_the_model_went_on_without_goes_by_the_other_shape_and_that_is_remembered(self):
         row = self.queue()
         self.assertEqual("systemMessage", self.invoke()[0])
@@ -526,7 +540,7 @@ class AnInjection(AgyHome):
         with self.store.transaction():  # what the claim leaves
             self.store.set_meta("agy:" + AGY, json.dumps({"process": [None, None], "shown": [
                 {"process": [None, None], "version": "", "shape": "systemMessage", "first": 0, "at": 0,
-                 "rows": [row["id"]]}]}))
+                 "rows": [row["id"]], "heads": [FROM]}]}))
         gone = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE)
         holder = gone.pid, host_process.start_time(gone.pid)
         self.store.claim(AGY, contract.now_ms(), 10, len, "PreInvocation", holder)
