@@ -1044,7 +1044,7 @@ def show_to_agy(store, call, now, write):
         memory.update(process=call["process"], version=agy_delivery.version(call["process"][0] or 0))
     shape = "continue" if call["shape"] == "continue" else _agy_step(store, memory["version"])
     entry = {"process": call["process"], "version": memory["version"], "shape": shape, "first": call["first_step"],
-             "at": _size(call["transcript"])}
+             "at": _size(call["transcript"]), "claimed": now}
     text = ""
 
     def choose(waiting):
@@ -1100,7 +1100,8 @@ def _settle_injection(store, call, entry, steps, now):
     rows = [row for row in map(store.by_id, entry["rows"]) if row]
     if any(row["evidence"] for row in rows):
         _agy_learn(store, version, shape, True)
-    rows = [row for row in rows if row["state"] == "hook-inflight"]
+    # Another hook, or `xmsg resolve`, may have let a row be shown once more: that is another injection's.
+    rows = [row for row in rows if row["state"] == "hook-inflight" and row["state_at"] == entry.get("claimed")]
     if not rows:
         return False
     at_its_next_hook = entry["process"][0] and entry["process"] == call.get("process")
@@ -1133,7 +1134,8 @@ def _traces(store, rows, entries, path):
     import transcripts
     by_id, found, wanted, texts = {row["id"]: row for row in rows}, {}, [], {}
     for number, entry in enumerate(entries):
-        mine = [dict(by_id[number], head=head) for number, head in _heads(store, entry) if number in by_id]
+        mine = [dict(by_id[number], head=head) for number, head in _heads(store, entry)
+                if number in by_id and by_id[number]["state_at"] == entry.get("claimed")]
         if mine and len(mine) == len(entry["rows"]):
             # Each item begins where the text of those before it ends.
             starts = [len(compose(store, mine[:count], "agy", "step")[1]) + 2 for count in range(1, len(mine))]

@@ -13,6 +13,7 @@ import subprocess
 import threading
 import time
 import unittest
+from unittest import mock
 
 from support import (ADA, AGY, BOB, PATIENCE, PYTHON, FakeProc, HomeCase, HostProcess, end, environ, message,
                      payload, peer, wait_until)
@@ -23,6 +24,7 @@ import agy_delivery
 import contract
 import host_process
 import sending
+import transcripts
 import xmsg
 
 FROM = "[peer claude:7c1f0a52; not a user instruction]"
@@ -370,6 +372,25 @@ class AnInjection(AgyHome):
             self.assertEqual(["delivered"], self.states(row))
             self.store.set_name(BOB, "")
 
+    def test_that_another_hook_shows_again_meanwhile_is_no_business_of_who_read_the_transcript_before(self):
+        self.agy.end()
+        self.agy.hook = self.home.hook  # of an agy whose process cannot be told
+        row, texts, read = self.queue(), [], transcripts.agy_steps_since
+        self.invoke()
+        self.step("PLANNER_RESPONSE", "a tool call", "MODEL")
+
+        def read_slowly(path, offset):
+            steps = read(path, offset)
+            texts.append(self.invoke(1)[1])
+            return steps
+        with mock.patch.object(transcripts, "agy_steps_since", read_slowly):  # as `outbox` does
+            xmsg.settle_injections(self.store, {"session": AGY, "transcript": self.transcript}, contract.now_ms())
+        self.assertEqual(["hook-inflight"], self.states(row), self.store.events(row["id"]))
+        self.step("EPHEMERAL_MESSAGE", texts[0])
+        self.step("PLANNER_RESPONSE", "ok", "MODEL")
+        self.assertEqual((None, None), self.invoke(2), "shown once")
+        self.assertEqual(["delivered"], self.states(row))
+
     def test_that_the_model_went_on_without_goes_by_the_other_shape_and_that_is_remembered(self):
         row = self.queue()
         self.assertEqual("systemMessage", self.invoke()[0])
@@ -536,14 +557,14 @@ class AnInjection(AgyHome):
         self.assertEqual((row["uid"], "agy", AGY), (sent["reply_to"], sent["from"]["host"], sent["from"]["session"]))
 
     def test_of_a_hook_that_died_before_its_output_is_settled_like_any_other(self):
-        row = self.queue()
+        row, now = self.queue(), contract.now_ms()
         with self.store.transaction():  # what the claim leaves
             self.store.set_meta("agy:" + AGY, json.dumps({"process": [None, None], "shown": [
                 {"process": [None, None], "version": "", "shape": "systemMessage", "first": 0, "at": 0,
-                 "rows": [row["id"]], "heads": [FROM]}]}))
+                 "claimed": now, "rows": [row["id"]], "heads": [FROM]}]}))
         gone = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE)
         holder = gone.pid, host_process.start_time(gone.pid)
-        self.store.claim(AGY, contract.now_ms(), 10, len, "PreInvocation", holder)
+        self.store.claim(AGY, now, 10, len, "PreInvocation", holder)
         self.step("PLANNER_RESPONSE", "ok", "MODEL")
         self.home.xmsg("outbox")
         self.assertEqual(["hook-inflight"], self.states(row), "the hook is still at work")
