@@ -5,11 +5,13 @@ Read-only towards agy's own files. An open conversation is told by the lock that
 those of public reports on agy 1.0 to 1.3 and of the published engine, since no registry ships the program.
 """
 import os
+import time
 
 import host_process
 
 MOST_CONVERSATIONS = 5000
 LONGEST_TITLE = 1000
+QUERY_SECONDS = 0.5  # for agy's database, which a hook reads too
 VERSION_SECONDS = 1.0  # a hook waits for `agy --version` no longer
 READ_BYTES = 64 << 10
 GRACE_SECONDS = 60  # agy ends by itself at --print-timeout; later than this it is ended
@@ -107,10 +109,14 @@ def conversations(data, wanted=None):
     path = os.path.join(data, "conversation_summaries.db")
     option = "mode=ro" if os.path.exists(path + "-shm") else "immutable=1"
     found = {}
+    if not os.path.isfile(path):  # SQLite would wait for a pipe
+        return found
     try:
         escaped = path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
         database = sqlite3.connect("file:%s?%s" % (escaped, option), uri=True, timeout=0.2)
         try:
+            deadline = time.monotonic() + QUERY_SECONDS
+            database.set_progress_handler(lambda: time.monotonic() > deadline, 10000)
             columns = {row[1] for row in database.execute("pragma table_info(conversation_summaries)")}
             fields = [name if name in columns else "''" for name in (
                 "title", "workspace_uris", "status", "last_modified_time")]
@@ -181,10 +187,13 @@ def was_refused(steps, first, shape, heads):
     """Whether it is certain that a hook's text never entered its conversation: the conversation went on without it.
 
     steps: (index, source, type, text) of all that the transcript got since. first: the index that the next step had
-    then. shape: the key that the text went by. heads: the source lines of its messages. The text is looked for
-    leniently here, by letters and digits alone, since a host may frame or wrap it: doubt is no refusal.
+    then. shape: the key that the text went by. heads: the source lines of its messages; without any there is nothing
+    to look for. The text is looked for leniently here, by letters and digits alone, since a host may frame or wrap it:
+    doubt is no refusal.
     """
     wanted = [_letters(head) for head in heads]
+    if not wanted:
+        return False
     for _, source, kind, text in steps:
         if source != "MODEL" and any(head in _letters(text) for head in wanted):
             return False
@@ -234,7 +243,6 @@ def run_wake(command, environ, workspace, write_log, seconds, started):
     """
     import select
     import subprocess
-    import time
     process = subprocess.Popen(command, env=environ, cwd=workspace or environ.get("HOME") or "/",
                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                start_new_session=True)

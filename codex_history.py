@@ -11,9 +11,9 @@ import time
 
 from app_server import AppServerError, Connection, ProtocolError, RpcError, control_socket
 from codex_delivery import writer
-from contract import Ambiguous, NoSuchTarget, NotPossible, SHORTEST_PREFIX, is_invisible, name_key
+from contract import Ambiguous, NoSuchTarget, NotPossible, SHORTEST_PREFIX, is_invisible, name_key, open_plain
 
-SECONDS = 20  # for all that the app-server is asked
+SECONDS = 20  # for all that the app-server is asked, and for what is read in its absence
 PAGE = 100  # sessions in one answer of the app-server
 UUID = re.compile("[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 # What `thread/list` gives when no kind is named (0.156.1, 0.171.0), as the database writes it.
@@ -136,11 +136,15 @@ class Database:
         if not numbers:
             raise NoSuchTarget("there is no Codex history in %s; --home names another CODEX_HOME" % home)
         self.path = os.path.join(home, "state_%d.sqlite" % max(numbers))
+        if not os.path.isfile(self.path):  # SQLite would wait for a pipe
+            raise NotPossible("%s is no plain file" % self.path)
         from urllib.parse import quote
         # Opened with mode=ro alone, SQLite makes a -wal and a -shm where there are none.
         mode = "mode=ro" if os.path.exists(self.path + "-wal") else "mode=ro&immutable=1"
         try:
             self._database = sqlite3.connect("file:%s?%s" % (quote(self.path), mode), uri=True, timeout=2)
+            deadline = time.monotonic() + SECONDS
+            self._database.set_progress_handler(lambda: time.monotonic() > deadline, 10000)
             columns = {row[1] for row in self._database.execute("pragma table_info(threads)")}
         except DAMAGES as error:
             raise self._unreadable(error) from None
@@ -298,7 +302,7 @@ def fill_gaps(home, records):
 
 def _index_lines(home):
     try:
-        with open(os.path.join(home, "session_index.jsonl"), "rb") as file:
+        with open(open_plain(os.path.join(home, "session_index.jsonl")), "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - LARGEST_INDEX))
             return file.read(LARGEST_INDEX).splitlines()
     except OSError:
@@ -364,7 +368,7 @@ def configured_providers(home):
         return _providers_by_server(home)
     path = os.path.join(home, "config.toml")
     try:
-        with open(path, "rb") as file:
+        with open(open_plain(path), "rb") as file:
             config = tomllib.loads(file.read(LARGEST_CONFIG).decode("utf-8"))
     except FileNotFoundError:
         return set()

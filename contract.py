@@ -165,6 +165,15 @@ def now_ms():
     return int(time.time() * 1000)
 
 
+def open_plain(path):
+    """The descriptor of a regular file, for reading. OSError for anything else: a pipe's reader may wait for ever."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if os.fstat(descriptor).st_mode & 0o170000 != 0o100000:
+        os.close(descriptor)
+        raise OSError(22, "it is no plain file", path)
+    return descriptor
+
+
 def spool_folders(db, environ):
     """Where a sender in a sandbox may leave files for a store, best first; xmsg-hook.sh looks at the same places.
 

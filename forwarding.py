@@ -337,10 +337,12 @@ def _fall_back(store, row, state, reason):
 def _error(answer):
     """The error of an answer; its texts are anybody's."""
     error = answer.get("error") if isinstance(answer.get("error"), dict) else {}
-    candidates = error.get("candidates")
-    return {"code": str(error.get("code")), "message": one_line(clean_text(str(error.get("message"))))[:2000],
-            "candidates": [one_line(clean_text(str(line)))[:400] for line in candidates[:100]]
-            if isinstance(candidates, list) else None}
+    code, message, candidates = map(error.get, ("code", "message", "candidates"))
+
+    def said(text, most):
+        return one_line(clean_text(str(text)))[:most]
+    return {"code": said(code, 80), "message": said(message, 2000),
+            "candidates": [said(line, 400) for line in candidates[:100]] if isinstance(candidates, list) else None}
 
 
 def _told(answer, number, row):
@@ -355,7 +357,7 @@ def _told(answer, number, row):
     if told.get("state") is None:
         return {"error": "it does not know the message any more"}
     if (told["state"] not in STORED + ("UNKNOWN",) or not is_session_id(told.get("session"))
-            or type(told.get("id")) is not int or told.get("host") not in HOSTS + ("",)):
+            or type(told.get("id")) is not int or not 0 < told["id"] < 1 << 63 or told.get("host") not in HOSTS + ("",)):
         return {"error": "it gave an answer that cannot be read"}
     events = told.get("events")
     told["events"] = [dict(_lined(event, "window", "detail"), at=event["at"], state=event["state"])

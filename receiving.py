@@ -27,8 +27,8 @@ def receive(store, list_sessions):
 
 def _answer(store, verb, argument, list_sessions):
     try:
-        if not isinstance(argument, dict) or verb not in VERBS and verb != "list":
-            raise UsageError("%s is nothing that xmsg %s is asked; update it" % (one_line(verb)[:40], VERSION))
+        if not isinstance(argument, dict) or not isinstance(verb, str) or verb not in VERBS and verb != "list":
+            raise UsageError("%s is nothing that xmsg %s is asked; update it" % (one_line(str(verb))[:40], VERSION))
         return {"ok": list_sessions() if verb == "list" else VERBS[verb](store, argument)}
     except XmsgError as error:
         return {"error": {"code": error.code, "message": str(error), "candidates": error.candidates}}
@@ -165,7 +165,7 @@ def _far_cancel(store, argument):
 
 def _far_resolve(store, argument):
     job = _checked(argument)
-    if argument.get("resolution") not in sending.RESOLUTIONS:
+    if argument.get("resolution") not in list(sending.RESOLUTIONS):  # it may be of any kind
         raise UsageError("there is no resolution %r" % argument.get("resolution"))
     for row in _own_rows(store, job):
         if row and (is_unknown(row) or row["state"] == "held"):

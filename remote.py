@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 
-from contract import RESERVED_NAMES, RemoteError, UsageError, clean_text, clip, name_key, one_line
+from contract import RESERVED_NAMES, RemoteError, UsageError, clean_text, clip, name_key, one_line, open_plain
 
 PROTOCOL = 1
 LONGEST_ALIAS = 32
@@ -86,7 +86,7 @@ def _words(text, where):
 
 def _lines():
     try:
-        with open(remotes_path(), "rb") as file:
+        with open(open_plain(remotes_path()), "rb") as file:
             status = os.fstat(file.fileno())
             content = file.read(LONGEST_FILE + 1)
     except FileNotFoundError:

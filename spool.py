@@ -111,7 +111,10 @@ def unseal(key, line, session, now, retain_ms):
         raise ValueError("it was not made with this store's key, or it is not whole")
     reader = zlib.decompressobj()
     content = reader.decompress(base64.urlsafe_b64decode(text), LARGEST_FILE)
-    messages = json.loads(content) if reader.eof else None
+    try:
+        messages = json.loads(content) if reader.eof else None
+    except RecursionError:
+        messages = None
     if not isinstance(messages, list) or not all(_is_message(message) for message in messages):
         raise ValueError("it does not hold what this version of xmsg writes")
     if any(message["sender_session"] != session for message in messages):

@@ -1024,7 +1024,7 @@ def _shape_now(shape):
     if shape != "stop":
         return shape
     parts = os.environ.get("AI_AGENT", "").partition("claude-code_")[2].partition("_")[0].split("-")
-    version = tuple(int(part) for part in parts if part.isascii() and part.isdigit())
+    version = tuple(int(part) for part in parts if part.isascii() and part.isdigit() and len(part) < 9)
     return "context" if version >= STOP_CONTEXT_SINCE else "block"
 
 
@@ -1113,7 +1113,7 @@ def _settle_injection(store, call, entry, steps, now):
     # A version that has left no trace of any other shape may not write it down at all. An agy that ended at a Stop may
     # have died on its way on, and another agy with the same session open writes steps of its own.
     tells = _agy_takes(store, version).get(shape) or shape == AGY_STEPS[0]
-    if tells and entry.get("heads") and (at_its_next_hook or gone and shape != "continue") and agy_delivery.was_refused(
+    if tells and (at_its_next_hook or gone and shape != "continue") and agy_delivery.was_refused(
             steps, entry["first"], shape, [head for _, head in _heads(store, entry)]):
         _agy_learn(store, version, shape, False)
         for row in rows:
@@ -1287,7 +1287,7 @@ def _wait_and_wake(store, call, lock, deadline, stderr):
 
 def _claude_pid():
     text = os.environ.get("CLAUDE_PID", "")
-    return int(text) if text.isdigit() else process_of_session("claude")[0]
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else process_of_session("claude")[0]
 
 
 def _write_wake(stderr, output):
