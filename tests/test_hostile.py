@@ -17,9 +17,8 @@ import time
 import unittest
 from unittest import mock
 
-from support import ADA, AGY, BOB, PATIENCE, FakeProc, Home, HomeCase, environ, message, peer
+from support import ADA, AGY, BOB, PATIENCE, FakeProc, Home, environ, message, peer
 from side_by_side import load_tests  # noqa: F401
-from test_contract import HOSTILE
 
 import agy_delivery
 import app_server
