@@ -357,7 +357,8 @@ def _told(answer, number, row):
     if told.get("state") is None:
         return {"error": "it does not know the message any more"}
     if (told["state"] not in STORED + ("UNKNOWN",) or not is_session_id(told.get("session"))
-            or type(told.get("id")) is not int or not 0 < told["id"] < 1 << 63 or told.get("host") not in HOSTS + ("",)):
+            or type(told.get("id")) is not int or not 0 < told["id"] < 1 << 63
+            or told.get("host") not in HOSTS + ("",)):
         return {"error": "it gave an answer that cannot be read"}
     events = told.get("events")
     told["events"] = [dict(_lined(event, "window", "detail"), at=event["at"], state=event["state"])
