@@ -276,6 +276,8 @@ class WhatIsNeverTaken(Hooks):
         self.assertSilent((what, ["codex"], body) for what, body in bodies.items())
         self.assertSilent((host, [host], good) for host in ("", "Codex", "cursor", "codex ", "../x"))
         self.assertStates("queued", "queued")
+        known = {session for session, in self.home.sql("select session from peers")}
+        self.assertEqual(set(), {session for session in known if not contract.is_session_id(session)})
         strange = changed(cwd=["x"], model={"a": 1}, permission_mode=7, transcript_path="relative", turn_id=[], agent_id="",
                           source=None, stop_hook_active="no", tool_input={"b": {"c": [None] * 99}})
         out = self.home.raw_hook(["codex"], strange)
@@ -802,7 +804,7 @@ class TheWaiter(Hooks):
 
 
 class TheBanner(Hooks):
-    def terminal(self, env=(), stopped=False):
+    def terminal(self, env=(("XMSG_TTY_BANNER", "1"),), stopped=False):
         """(status, bytes) that a hook writes to the terminal of its session; its own streams are pipes."""
         master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, b"\x18\0\x50\0\0\0\0\0")
@@ -814,7 +816,7 @@ class TheBanner(Hooks):
                 termios.tcflow(slave, termios.TCOOFF)
         try:
             done = self.home.run_hook("codex", payload("codex", "PreToolUse", BOB), before=own_terminal, pass_fds=(slave,),
-                                      env=dict({"XMSG_TTY_BANNER": "1"}, **dict(env)))
+                                      env=env)
             os.set_blocking(master, False)
             try:
                 return done, os.read(master, 65536)
@@ -831,9 +833,10 @@ class TheBanner(Hooks):
 
     def test_is_absent_without_mail_or_the_setting(self):
         self.assertEqual(b"", self.terminal()[1])
-        self.queue()
-        self.assertEqual(b"", self.terminal({"XMSG_TTY_BANNER": "0"})[1])
-        self.assertStates("delivered")
+        for env in ((), {"XMSG_TTY_BANNER": "0"}):
+            self.queue()
+            self.assertEqual(b"", self.terminal(env)[1])
+        self.assertStates("delivered", "delivered")
 
     def test_is_no_reason_to_wait_for_a_stopped_terminal(self):
         self.queue()

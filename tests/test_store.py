@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import unittest
+from unittest import mock
 
 import support
 from support import (ADA, BOB, EVE, PYTHON, ROOT, Home, HomeCase, dead_process, message, peer, permissions_count, small_disk,
@@ -663,6 +664,12 @@ class TheClaim(HomeCase):
 
     def bodies(self, rows):
         return [row["body"] for row in rows]
+
+    def test_shows_nothing_that_has_expired_however_much_there_is_of_it(self):
+        for _ in range(3):
+            message(self.store, BOB, "late", ttl=-1)
+        with mock.patch.object(store_module, "SWEEP_ROWS", 1):
+            self.assertEqual([], self.claim())
 
     def test_takes_urgent_ones_first_and_then_the_oldest(self):
         for body, priority in (("a", 0), ("b", 100), ("c", -5), ("d", 0), ("e", 100), ("f", 3)):

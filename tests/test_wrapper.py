@@ -201,6 +201,19 @@ class TheFastPath(Wrapper):
                     self.assertFalse(self.is_fast(payload(host, "PreToolUse", session, **fields), host), change)
                 self.assertFalse(self.is_fast(b" " + same, host))
 
+    def test_takes_no_folder_for_a_pattern(self):
+        folders = [os.path.join(self.home.folder, name) for name in ("a*", "abc")]
+        for folder in folders:
+            os.mkdir(folder)
+        self.home.run_hook("codex", payload("codex", "PreToolUse", BOB, cwd=folders[0]))
+        self.assertTrue(self.is_fast(payload("codex", "PreToolUse", BOB, cwd=folders[0])))
+        self.assertFalse(self.is_fast(payload("codex", "PreToolUse", BOB, cwd=folders[1])))
+
+    def test_leaves_out_no_title_since_only_events_that_it_leaves_alone_have_one(self):
+        self.home.hook("claude", ADA, "UserPromptSubmit", session_title="the title")
+        self.home.hook("claude", ADA, "PreToolUse", permission_mode="plan", session_title="behind the prefix")
+        self.assertEqual([("the title",)], self.home.sql("select title from peers where session = ?", (ADA,)))
+
     def test_needs_the_store_and_its_hints(self):
         for path in (self.home.db, self.home.hints + "/peer/" + BOB, self.home.hints):
             os.rename(path, path + ".away")
@@ -482,7 +495,7 @@ class TheInterpreter(Wrapper):
             return ran
         self.assertTrue(record(fake), "without a line end")
         self.assertTrue(record(fake + "\n"))
-        self.assertFalse(record("fake\n"))
+        self.assertFalse(record("./fake\n"))
         self.assertFalse(record(""))
         self.assertFalse(record("\n" + fake))
         self.assertFalse(record(fake + "\n", lambda: os.chmod(fake, 0o644)))
