@@ -45,8 +45,9 @@ def _queue_and_deliver(store, request, sender, targets, messages, now):
         store.sweep(now_ms())
     except StoreError as error:  # the message is safe, and that is what the receipt says
         note_fault(store.settings, "after a message was queued", error)
-        rows = [_as_left(store.by_id(row["id"])) for row in rows]
         notes = {row["id"]: notes.get(row["id"], "the store failed: %s" % error) for _, row in new}
+    # A hook may have taken what the direct window left.
+    rows = [_as_left(store.by_id(row["id"]) or row) for row in rows]
     return [(row, notes.get(row["id"], same_request(request))) for row in rows]
 
 
