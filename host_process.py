@@ -126,9 +126,8 @@ def flock_holders():
     Looked up and never probed: even a moment's lock of ours could make a host fail to take its own.
     """
     try:
-        with open(_proc() + "/locks") as file:
-            lines = file.read(4 << 20).splitlines()
-    except (OSError, ValueError):
+        lines = _locks().decode("ascii", "replace").splitlines()
+    except OSError:
         return None
     holders = {}
     for line in lines:
@@ -138,6 +137,26 @@ def flock_holders():
             device, _, inode = fields[5].rpartition(":")
             holders.setdefault(inode, []).append((device, int(fields[4])))
     return holders
+
+
+def _locks():
+    """The text of /proc/locks. OSError where there is none.
+
+    Linux gives a page at a time, and counts lines to go on: a lock that is let go in between makes it pass over another.
+    So a longer text is read three times, and a lock is held that stands in any of them: one that is overlooked would
+    make an open session an ended one.
+    """
+    text = b""
+    for _ in range(3):
+        descriptor = os.open(_proc() + "/locks", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            pieces = list(iter(lambda: os.read(descriptor, 1 << 16), b""))
+        finally:
+            os.close(descriptor)
+        text += b"".join(pieces) + b"\n"
+        if len(pieces) < 2:
+            break
+    return text
 
 
 def flock_holder(path, holders=None):

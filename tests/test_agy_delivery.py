@@ -10,6 +10,7 @@ import shutil
 import signal
 import sqlite3
 import subprocess
+import termios
 import threading
 import time
 import unittest
@@ -131,6 +132,27 @@ class Presence(AgyHome):
             self.assertEqual(0, agy_delivery.presence(self.presence, AGY), "a holder of another file")
             os.symlink(self.lock, proc.folder + "/77/fd/5")
             self.assertEqual(77, agy_delivery.presence(self.presence, AGY))
+
+    def test_is_no_less_told_where_the_system_passes_over_a_line_of_a_long_list(self):
+        """As /proc/locks does between two pages, if a lock before them is let go: here of three readings one is whole."""
+        status, proc = os.stat(self.lock), FakeProc()
+        self.addCleanup(proc.remove)
+        held = b"1: FLOCK  ADVISORY  WRITE 77 %02x:%02x:%d 0 EOF\n" % (
+            os.major(status.st_dev), os.minor(status.st_dev), status.st_ino)
+        other = b"2: POSIX  ADVISORY  WRITE 5 00:01:3 0 EOF\n"
+        os.mkfifo(proc.folder + "/locks")
+
+        def serve():
+            for pages in ((other, other), (other, held), (other, other)):
+                with open(proc.folder + "/locks", "wb", buffering=0) as file:
+                    for page in pages:
+                        file.write(page)
+                        wait_until(lambda: not fcntl.ioctl(file, termios.FIONREAD, b"\0" * 4).strip(b"\0"), "it is read")
+        server = threading.Thread(target=serve, daemon=True)
+        server.start()
+        with environ(XMSG_PROC_ROOT=proc.folder):
+            self.assertEqual(77, agy_delivery.presence(self.presence, AGY))
+        server.join(10 * PATIENCE)
 
     def test_is_found_out_without_disturbing_the_lock(self):
         stop = threading.Event()
