@@ -80,6 +80,10 @@ def measure(cases, rounds):
     return times
 
 
+# (case, what it is compared with): [median ratio, bar], of all that was reported; run.py compares it with results.md.
+FIGURES = {}
+
+
 def report(title, times, bars):
     """Prints the table; true if every bar holds.
 
@@ -99,6 +103,7 @@ def report(title, times, bars):
             own = [time - sum(summary[other][place] for other in host) for place, time in enumerate(summary[name])]
             ratios = [time / other for time, other in zip(own, summary[floor])]
             held = held and ratios[0] <= most
+            FIGURES["%s / %s" % (name, floor)] = [round(ratios[0], 3), most]
             line += "   %.2f  %.2f  %.2f  <= %.2f x %s" % (*ratios, most, floor)
             line += "".join(" + " + other for other in host)
             line += "" if ratios[0] <= most else "  MISSED"
