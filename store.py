@@ -599,7 +599,9 @@ class Store:
         return self._row("select * from peers where session = ?", (session,))
 
     def peers(self):
-        return [dict(row) for row in self._all("select * from peers order by last_seen desc")]
+        rows = self._all("select * from peers order by last_seen desc")
+        names = rows[0].keys() if rows else ()
+        return [dict(zip(names, row)) for row in rows]  # a third of the time of dict(row), and there may be many
 
     def peers_named(self, name):
         """The sessions that a name means, given or by the host's title, whatever its case."""
