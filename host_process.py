@@ -142,9 +142,9 @@ def flock_holders():
 def _locks():
     """The text of /proc/locks. OSError where there is none.
 
-    Linux gives a page at a time, and counts lines to go on: a lock that is let go in between makes it pass over another.
-    So a longer text is read three times, and a lock is held that stands in any of them: one that is overlooked would
-    make an open session an ended one.
+    Linux gives a page at a time, and counts lines to go on: a lock that is let go in between makes it pass over
+    another. So a longer text is read three times, and a lock is held that stands in any of them: one that is overlooked
+    would make an open session an ended one.
     """
     text = b""
     for _ in range(3):
