@@ -112,7 +112,8 @@ class TheMutants(unittest.TestCase):
                 with open(os.path.join(ROOT, file), encoding="utf-8") as code:
                     self.assertEqual(1, code.read().count(old))
                 self.assertNotEqual(old, new)
-                module, case, method = test.split(".")
+                *folders, module, case, method = test.split(".")
+                module = "/".join(folders + [module])
                 if module not in names:
                     with open(os.path.join(ROOT, "tests", module + ".py"), encoding="utf-8") as code:
                         names[module] = code.read()
