@@ -143,10 +143,10 @@ def _locks():
     """The text of /proc/locks. OSError where there is none.
 
     Linux gives a page at a time, and counts lines to go on: a lock that is let go in between makes it pass over
-    another. So a longer text is read three times, and a lock is held that stands in any of them: one that is overlooked
-    would make an open session an ended one.
+    another. So a longer text is read again, three times if it differs, and a lock is held that stands in any of them:
+    one that is overlooked would make an open session an ended one.
     """
-    text = b""
+    text, before = b"", None
     for _ in range(3):
         descriptor = os.open(_proc() + "/locks", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -154,8 +154,9 @@ def _locks():
         finally:
             os.close(descriptor)
         text += b"".join(pieces) + b"\n"
-        if len(pieces) < 2:
+        if len(pieces) < 2 or pieces == before:
             break
+        before = pieces
     return text
 
 

@@ -35,6 +35,8 @@ def try_one(world, name, data):
 
 def seeds(name):
     yield from PARSERS[name].samples
+    for sample in PARSERS[name].samples:
+        yield from (document for document in odd_ones(sample) if len(document) <= LONGEST)
     yield from (document for document in DOCUMENTS.values() if len(document) <= LONGEST)
     yield from test_hostile.FOUND.get(name, ())
 
@@ -43,7 +45,6 @@ def blindly(world, name, seconds, seed):
     """How many documents were tried: samples with values replaced, cut and damaged, and those again."""
     pick, deadline, count = random.Random(seed), time.monotonic() + seconds, 0
     pool = list(seeds(name))
-    pool += [document for sample in PARSERS[name].samples for document in odd_ones(sample) if len(document) <= LONGEST]
     while time.monotonic() < deadline:
         for data in mutants(pick.choice(pool), 20, pick.random()):
             try_one(world, name, data)
