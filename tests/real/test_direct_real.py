@@ -2,7 +2,9 @@
 
 The adapter has tests of its own in test_claude_real.py; here the whole way is tried, with the store and its words.
 """
+import contextlib
 import json
+import sqlite3
 import time
 import uuid
 
