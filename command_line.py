@@ -6,9 +6,9 @@ import sys
 import time
 
 from contract import (ENDED, HOSTS, IN_FLIGHT, LONGEST_NAME, NoSuchTarget, NotPossible, REFUSED_STATUS, RESERVED_NAMES,
-                      RemoteError, SETTINGS, STATES, STORED, Settings, StoreReadOnly, UNKNOWN_STATUS, UsageError,
-                      VERSION, WAIT_SECONDS, XmsgError, age, clean_text, clip, display_width, is_invisible, is_label,
-                      name_key, now_ms, one_line)
+                      RemoteError, SETTINGS, STATES, STORED, Settings, StoreError, StoreReadOnly, UNKNOWN_STATUS,
+                      UsageError, VERSION, WAIT_SECONDS, XmsgError, age, clean_text, clip, display_width, is_invisible,
+                      is_label, name_key, now_ms, one_line)
 from store import Store, is_unknown, myself, note_fault, record_interpreter, shown_state
 from xmsg import (NothingWritten, activity, all_peers, begins_other_ids, describe_peer, direct_facts,
                   display_name, found, hook_main, host_queue, host_queue_counts, is_live, project_root, render, resolve,
@@ -30,7 +30,10 @@ def iso(ms):
 
 def message_record(store, row):
     """A message as JSON reports it."""
-    peer = store.peer(row["target"])
+    try:
+        peer = store.peer(row["target"])
+    except StoreError:  # the receipt of what is in the store is owed all the same
+        peer = None
     # A sender on another machine is MACHINE:SESSION, a target there ALIAS:NAME.
     machine, _, session = row["sender_session"].rpartition(":")
     record = {"id": row["id"], "uid": row["uid"], "state": row["state"], "unknown": is_unknown(row),

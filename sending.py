@@ -47,12 +47,16 @@ def _queue_and_deliver(store, request, sender, targets, messages, now):
         note_fault(store.settings, "after a message was queued", error)
         notes = {row["id"]: notes.get(row["id"], "the store failed: %s" % error) for _, row in new}
     # A hook may have taken what the direct window left.
-    rows = [_as_left(store.by_id(row["id"]) or row) for row in rows]
+    rows = [_as_left(store, row) for row in rows]
     return [(row, notes.get(row["id"], same_request(request))) for row in rows]
 
 
-def _as_left(row):
-    """A row as it stands once this process, which may hold it, has ended."""
+def _as_left(store, row):
+    """A row as it stands once this process, which may hold it, has ended; as last known, if it cannot be read."""
+    try:
+        row = store.by_id(row["id"]) or row
+    except StoreError:
+        pass
     if (row["holder_pid"], row["holder_start"]) != myself():
         return row
     return dict(row, state="queued" if row["state"] == "reserved" else row["state"], holder_pid=None, holder_start=None)

@@ -56,6 +56,10 @@ class TheFallback(Sample):
     def test_kills_a_hook_at_each_step_and_nothing_is_shown_twice_or_lost(self):
         self.fail_at("hook-codex-PreToolUse", "wrapper", self.spread("wrapper", KILL=10))
 
+    def test_has_a_receipt_for_what_is_in_the_store_also_if_that_cannot_be_read_any_more(self):
+        self.fail_at("send", "wrapper", lambda calls: [
+            ("EIO", call) for call in calls if call.name == "execute"][-14::2])
+
 
 if __name__ == "__main__":
     unittest.main()
