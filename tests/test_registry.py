@@ -298,7 +298,9 @@ class AHostProcess(unittest.TestCase):
         child = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, env={"A": long, "B": long, "CODEX_HOME": "/there"})
         self.addCleanup(support.end, child)
         with support.environ(XMSG_PROC_ROOT=None):
-            self.assertEqual({"A": long, "B": long, "CODEX_HOME": "/there"}, host_process.environment(child.pid))
+            # For a moment after it was started, a program has none.
+            found = wait_until(lambda: host_process.environment(child.pid), "its environment")
+            self.assertEqual({"A": long, "B": long, "CODEX_HOME": "/there"}, found)
 
     def test_is_the_nearest_one_above_and_not_what_stands_between(self):
         self.tree.add(10, ["claude"], 1)
