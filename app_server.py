@@ -336,11 +336,6 @@ MAX_PARTS = 500000
 READ_SIZE = 1 << 16
 
 
-def control_socket(codex_home):
-    """The path of the app-server that the sessions of a CODEX_HOME share (0.144 to 0.171)."""
-    return os.path.join(codex_home, "app-server-control", "app-server-control.sock")
-
-
 def check_socket(path):
     """Raises NotReached unless the path is a socket that nobody but this user can have made or replaced.
 

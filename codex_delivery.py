@@ -36,6 +36,11 @@ def home_of(rollout):
     return home if found and rest.count("/") <= 3 else None
 
 
+def control_socket(home):
+    """The path of the app-server that the sessions of a CODEX_HOME share (0.144 to 0.171)."""
+    return os.path.join(home, "app-server-control", "app-server-control.sock")
+
+
 def writer(home, thread):
     """The pid that holds a thread open, 0 if nobody does, None if that cannot be known (Codex < 0.148, macOS)."""
     folder = os.path.join(home, "thread-writer-locks")
@@ -254,13 +259,13 @@ class Codex:
     """One CODEX_HOME during one command: its processes, and its app-server over one connection, all by one deadline.
 
     fault: why the app-server serves nothing, None if it does. version: the app-server's. writers: {thread: pid} of all
-    that are held open, where that has been read already.
+    that are held open, where that has been read already. A process is looked at once.
     """
 
     def __init__(self, home, seconds, program="", writers=None):
         self.home, self.deadline, self.program = home, time.monotonic() + seconds, program
         self.version = self.fault = self._connection = self._tuis = None
-        self._writers, self._versions = writers, {}
+        self._writers, self._versions, self._roles = writers, {}, {}
 
     def facts(self, thread, sender=None):
         """What windows() decides on, for one thread. sender: (thread, pid of the host process above it) or None."""
@@ -323,14 +328,14 @@ class Codex:
         """Connects to the app-server, once a command. Returns the fault."""
         if self._connection or self.fault:
             return self.fault
-        import app_server
-        path = app_server.control_socket(self.home)
+        path = control_socket(self.home)
         if not os.path.lexists(path):
             self.fault = "no app-server runs there"
         # The first client names an app-server's sessions for ever, so it must not be us (measured on 0.156.1).
         elif not (open_threads(self.home) if self._writers is None else self._writers) and not self.tuis():
             self.fault = "its app-server has no session yet"
         else:
+            import app_server
             try:
                 self._connection = app_server.Connection(path, self._probe_deadline())
             except app_server.AppServerError as error:
@@ -371,8 +376,10 @@ class Codex:
         pid = writer(self.home, thread) if self._writers is None else self._writers.get(thread, 0)
         if not pid:
             return {"writer": None if pid is None else "nobody"}
-        host = host_process.identify(pid)
-        role = host.role if host and host.kind == "codex" else "other"
+        if pid not in self._roles:
+            host = host_process.identify(pid)
+            self._roles[pid] = host.role if host and host.kind == "codex" else "other"
+        role = self._roles[pid]
         return {"writer": role, "writer_pid": pid, "writer_version": self._version_of(pid) if role == "tui" else None}
 
 

@@ -9,8 +9,8 @@ import sqlite3
 import stat
 import time
 
-from app_server import AppServerError, Connection, ProtocolError, RpcError, control_socket
-from codex_delivery import writer
+from app_server import AppServerError, Connection, ProtocolError, RpcError
+from codex_delivery import control_socket, writer
 from contract import Ambiguous, NoSuchTarget, NotPossible, SHORTEST_PREFIX, is_invisible, name_key, open_plain
 
 SECONDS = 20  # for all that the app-server is asked, and for what is read in its absence

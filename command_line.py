@@ -162,18 +162,20 @@ def table(heads, rows, flexible, width=None):
     """Lines of columns under their heads. The flexible columns shrink, last first, until all fits the terminal."""
     width = terminal_width() if width is None else width
     cells = [[one_line(str(cell)) for cell in row] for row in [heads] + rows]
-    widths = [max(display_width(row[column]) for row in cells) for column in range(len(heads))]
+    sizes = [[display_width(cell) for cell in row] for row in cells]
+    widths = [max(column) for column in zip(*sizes)]
     excess = sum(widths) + 2 * (len(heads) - 1) - width if width else 0
-    for column in reversed(flexible):
-        if excess > 0:
+    if excess > 0:
+        for column in reversed(flexible):
             cut = min(excess, max(0, widths[column] - 6))
             widths[column] -= cut
             excess -= cut
-    lines = []
-    for row in cells:
-        cut = [clip(cell, room) for cell, room in zip(row, widths)]
-        line = "  ".join(cell + " " * (room - display_width(cell)) for cell, room in zip(cut, widths)).rstrip()
-        lines.append(clip(line, width) if width else line)
+        cells = [[clip(cell, room) for cell, room in zip(row, widths)] for row in cells]
+        sizes = [[display_width(cell) for cell in row] for row in cells]
+    lines = ["  ".join(cell + " " * (room - size) for cell, size, room in zip(row, own, widths)).rstrip()
+             for row, own in zip(cells, sizes)]
+    if excess > 0:
+        lines = [clip(line, width) for line in lines]
     return [paint(lines[0], "bold")] + lines[1:]
 
 

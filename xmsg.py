@@ -525,8 +525,8 @@ def direct_facts(store, peer, direct, sender=None):
         if store.dropped_lately(peer["session"], now_ms() - 60000):
             facts["inbox_fault"] = "the host dropped a message less than a minute ago"
         else:
-            facts["inbox_fault"] = claude_delivery.find_inbox(peer["session"], claude_dirs(peer),
-                                                              told and told.claude.get(peer["session"], []))[1]
+            records = told.claude.get(peer["session"], []) if told else claude_delivery.sessions(claude_dirs(peer))
+            facts["inbox_fault"] = claude_delivery.find_inbox(peer["session"], (), records)[1]
     if direct and peer["host"] == "codex":
         facts.update(codex_of(store, peer).facts(peer["session"], codex_sender(sender)))
     if direct and peer["host"] == "agy":

@@ -1223,10 +1223,6 @@ class SocketTest(unittest.TestCase):
         with self.assertRaisesRegex(NotReached, text):
             app_server.connect_socket(path or self.path)
 
-    def test_the_path_is_that_of_the_codex_home(self):
-        path = app_server.control_socket("/h/c")
-        self.assertEqual("/h/c/app-server-control/app-server-control.sock", path)
-
     def test_a_socket_of_ours_is_connected_to_directly_and_through_a_link(self):
         self.listen(self.path)
         app_server.connect_socket(self.path)[0].close()

@@ -11,7 +11,7 @@ import tempfile
 import unittest
 
 import support
-from support import ADA, AGY, BOB, EVE, PYTHON, ROOT, HomeCase, dead_process, message, on_a_terminal, peer
+from support import ADA, BOB, EVE, PYTHON, ROOT, HomeCase, dead_process, message, on_a_terminal, peer
 from side_by_side import load_tests  # noqa: F401
 import command_line
 import contract

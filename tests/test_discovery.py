@@ -15,7 +15,6 @@ from side_by_side import load_tests  # noqa: F401
 
 import command_line
 import store as store_module
-import xmsg
 from contract import now_ms
 
 SUB = "01a04cd2-3333-7000-8000-0000000000aa"
@@ -291,7 +290,8 @@ class AReport(Hosts):
                 opened = [path for path in OPENED if path]
                 OPENED.clear()
         self.assertEqual(4, len(records))
-        theirs = [path for path in opened if path.startswith((self.codex, self.claude)) or path.endswith("/locks")]
+        self.assertLessEqual(opened.count("/proc/locks"), 3)  # one that is longer than a page is read again
+        theirs = [path for path in opened if path.startswith((self.codex, self.claude))]
         self.assertEqual(sorted(set(theirs)), sorted(theirs))
         self.assertEqual(3, len([path for path in theirs if "/sessions/" in path and ".claude" in path]))
         self.assertLess(len(theirs), 15)

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import unittest
 
-from support import ADA, BOB, EVE, PATIENCE, ROOT, Home
+from support import ADA, BOB, EVE, PATIENCE, ROOT, Home, HostProcess
 from side_by_side import load_tests  # noqa: F401
 
 
@@ -256,47 +256,17 @@ class ATarget(Case):
 
     def test_moves_with_its_mail_and_name_when_claude_clears(self):
         new = "7c1f0a52-0000-4000-8000-0000000000cc"
-        fake = _fake_host(self)
-        self.home.env["XMSG_PROC_ROOT"] = fake
-        self.home.hook("claude", ADA, "SessionStart", source="resume")
+        host = HostProcess(self.home)
+        self.addCleanup(host.end)
+        host.hook("claude", ADA, "SessionStart", source="resume")
         self.home.xmsg("name", ADA, "leader")
         self.home.xmsg("send", ADA, "waiting", "--no-direct", session=BOB, host="codex")
-        context = self.home.context("claude", new, "SessionStart", source="clear")
-        context = context or self.home.context("claude", new, "UserPromptSubmit")
-        self.assertIn("waiting", context)
+        output = host.hook("claude", new, "SessionStart", source="clear")
+        output = output or host.hook("claude", new, "UserPromptSubmit")
+        self.assertIn("waiting", output["hookSpecificOutput"]["additionalContext"])
         self.assertEqual(new, self.home.json("send", ADA, "late", "--no-direct", session=BOB,
                                              host="codex")["messages"][0]["to"]["session"])
         self.assertEqual(new, self.home.json("find", "--exact", "leader")["sessions"][0]["session"])
-
-
-def _fake_host(case):
-    """A /proc in which every process is a child of one Claude Code process."""
-    folder = tempfile.mkdtemp(prefix="xmsg-test-")
-    case.addCleanup(shutil.rmtree, folder)
-    real = "/proc"
-    os.mkdir(os.path.join(folder, "self"))
-
-    def process(pid, name, parent, words):
-        os.mkdir(os.path.join(folder, str(pid)))
-        with open(os.path.join(folder, str(pid), "stat"), "w") as file:
-            file.write("%d (%s) S %d %s" % (pid, name, parent, " ".join(["0"] * 17 + ["4711"] + ["0"] * 20)))
-        with open(os.path.join(folder, str(pid), "cmdline"), "w") as file:
-            file.write("\0".join(words) + "\0")
-        os.symlink("/opt/" + name, os.path.join(folder, str(pid), "exe"))
-    process(77, "claude", 1, ["claude"])
-    # Any pid that the kernel can give leads to the host.
-    with open(os.path.join(real, "sys/kernel/pid_max")) as file:
-        case.assertGreater(int(file.read()), 77)
-    template = os.path.join(folder, "any")
-    os.mkdir(template)
-    with open(os.path.join(template, "stat"), "w") as file:
-        file.write("1 (bash) S 77 %s" % " ".join(["0"] * 17 + ["4712"] + ["0"] * 20))
-    with open(os.path.join(template, "cmdline"), "w") as file:
-        file.write("bash\0")
-    for pid in range(2, 40000):
-        if pid != 77:
-            os.symlink(template, os.path.join(folder, str(pid)))
-    return folder
 
 
 class TheFastPath(Case):

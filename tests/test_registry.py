@@ -1,5 +1,4 @@
 """Who is there and who speaks: registration by hooks, /clear, projects, host processes, sender identity, labels, liveness."""
-import contextlib
 import os
 import subprocess
 import sys

@@ -21,9 +21,9 @@ from support import (ADA, BOB, EVE, PYTHON, ROOT, Home, HomeCase, dead_process, 
 from side_by_side import load_tests  # noqa: F401
 import contract
 import store as store_module
-from contract import (STATES, STORED, StoreBusy, StoreCorrupt, StoreError, StoreFull, StoreReadOnly, StoreRefused,
+from contract import (STATES, STORED, StoreBusy, StoreCorrupt, StoreError, StoreReadOnly, StoreRefused,
                       StoreTooNew, now_ms)
-from store import Store, holder_lives, is_unknown, myself, note_fault, record_interpreter, shown_state
+from store import holder_lives, is_unknown, myself, note_fault, record_interpreter, shown_state
 
 HOUR, DAY = 3600000, 86400000
 

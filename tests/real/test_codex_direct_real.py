@@ -5,10 +5,10 @@ XMSG_FULL=1 adds the versions on either side of a change in what Codex accepts.
 import json
 import threading
 
-from hosts import CodexDaemon, CodexHost, codex_exec, wait_until
+from hosts import CodexDaemon, codex_exec, wait_until
 from install_hosts import more
 from model_server import directive, say, shell
-from realcase import SOURCE, TESTER, XMSG, Gate, RealCase, install_xmsg, per_version, xmsg
+from realcase import SOURCE, TESTER, XMSG, Gate, RealCase, per_version, xmsg
 
 START, STEER, NATIVE, QUEUE = "codex-turn-start", "codex-turn-steer", "codex-delegated-tool-output", "codex-queue"
 # version -> the windows to an idle thread, into a turn, from another thread of its app-server, to a standalone session

@@ -2,7 +2,6 @@
 
 Every send here says --no-direct: the hooks alone carry the message.
 """
-import json
 import random
 import re
 import shlex

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hosts import CodexDaemon, wait_until
 from model_server import call, directive, say, shell
-from realcase import PROJECT, WRAPPER, XMSG, RealCase, context_of, install_xmsg, per_version, xmsg
+from realcase import PROJECT, WRAPPER, XMSG, RealCase, context_of, per_version
 
 sys.path.append(str(PROJECT))
 import contract  # noqa: E402
