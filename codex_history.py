@@ -392,6 +392,9 @@ def _providers_by_server(home):
 # ---------------------------------------------------------------------------------------------------- export
 
 LONGEST_RECORD = 9 << 19  # bytes of a line that are read: 1,048,576 characters, Codex's own limit for an input, fit
+# Beyond these a record's objects would take many times the memory of its bytes, as would one emoji in a long text.
+MOST_BRACKETS = 1 << 18
+LONGEST_WIDE = 9 << 18  # characters
 LONGEST_SHOWN = 8000  # characters of a tool call or result, without --full
 # The kinds of content that Codex says the user has given (0.156); all others it has put there itself.
 USER_KINDS = ("user.", "unknown")
@@ -400,6 +403,8 @@ NOT_SAID = ("<environment_context>", "<user_instructions>", "# AGENTS.md instruc
             "<permissions instructions>", "<skill>")
 HOOK_PROMPT = re.compile(r"<hook_prompt(?: [^>]*)?>(.*?)</hook_prompt>", re.S)
 BAD_CHARACTERS = re.compile("[\0-\b\v-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+SECRET_NAME = r"(?i:passw(?:or)?d|passphrase|(?:api|access|account|private|secret)[_-]?key|token|secret)"
+SECRET_VALUE = r"""(?:\\?["'][^\s"'\\]{6,}|[^\s"'\\&;]{8,})"""
 # (what a text must hold for it to be worth a look, the shape of the secret); group 1, if any, stays.
 SECRETS = [(hint, re.compile(shape, re.S)) for hint, shape in (
     ("-----BEGIN", r"-----BEGIN[ A-Z0-9]{0,40}PRIVATE KEY-----.*?(?:-----END[ A-Z0-9]{0,40}PRIVATE KEY-----|\Z)"),
@@ -409,8 +414,14 @@ SECRETS = [(hint, re.compile(shape, re.S)) for hint, shape in (
     ("AKIA", r"\bAKIA[A-Z0-9]{16}"), ("ASIA", r"\bASIA[A-Z0-9]{16}"),
     ("AIza", r"\bAIza[A-Za-z0-9_-]{30,}"), ("npm_", r"\bnpm_[A-Za-z0-9]{30,}"), ("hf_", r"\bhf_[A-Za-z0-9]{20,}"),
     ("eyJ", r"\beyJ[A-Za-z0-9_-]{8,300}\.eyJ[A-Za-z0-9_-]{8,4000}\.[A-Za-z0-9_-]+"),
-    ("://", r"(://)[^\s/:@]{1,100}:[^\s/@]{1,200}(?=@)"), ("earer ", r"([Bb]earer )[^\s\"'\\]{8,}"),
-    ("=", r"([PpAaTtSs](?:(?i:assword|pi_key|oken|ecret))=)[^\s\"'\\&;]{8,}"))]
+    ("GOCSPX-", r"\bGOCSPX-[A-Za-z0-9_-]{20,}"), ("ya29.", r"\bya29\.[A-Za-z0-9_-]{20,}"),
+    ("SG.", r"\bSG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}"), ("pypi-", r"\bpypi-[A-Za-z0-9_-]{30,}"),
+    ("hooks.slack.com/", r"(hooks\.slack\.com/)[A-Za-z0-9/]{20,}"),
+    ("://", r"(://)[^\s/:@]{0,100}:[^\s/]{1,200}(?=@)"), ("earer ", r"([Bb]earer )[^\s\"'\\]{8,}"),
+    ("uthorization", r"((?i:authorization)[\"':\s\\]{1,8}(?i:basic|token) )[^\s\"'\\]{8,}"),
+    # An assignment, quoted or not, and what a JSON has under such a name; in a text that is JSON quotes are escaped.
+    ("=", "(%s(?:=|[ \t]{0,3}=[ \t]{0,3}(?=\\\\?[\"'])))%s" % (SECRET_NAME, SECRET_VALUE)),
+    (":", "(%s\\\\?[\"'][ \t]{0,3}:[ \t]{0,3}(?=\\\\?[\"']))%s" % (SECRET_NAME, SECRET_VALUE)))]
 REDACTED = "[redacted]"
 HEADER = """\
 # A Codex session
@@ -438,26 +449,43 @@ def open_rollout(home, path):
     return open(descriptor, "rb")
 
 
-def open_history(home, record, backend):
+def open_history(home, record):
     """[(open rollout, how many of its bytes count or None)] of a session, oldest first. NotPossible, as open_rollout.
 
-    The rollout of a fork holds only what is its own, and says where in which session it went off (0.156.1, 0.171.0).
+    The rollout of a fork holds only what is its own, and says where in which other it went off. So does that of a
+    session whose user went back (Esc Esc, or thread/revert): it goes on in a new file, and the old one stays for those
+    that were forked from it. What is named is a file and not a session: each file's name ends with an id of its own
+    (0.156.1, 0.171.0).
     """
-    parts, end, seen = [], None, set()
+    parts, end, path, files, seen = [], None, record["rollout"], None, set()
     while True:
-        file = open_rollout(home, record["rollout"])
+        file = open_rollout(home, path)
         parts.insert(0, (file, end))
-        seen.add(record["session"])
-        session, end = _history_base(file)
-        if session is None:
+        base, end = _history_base(file)
+        if base is None:
             return parts
-        record = None if session in seen else ask(home, backend, lambda index: index.session(session))[0]
-        if record is None:
-            raise NotPossible("it was forked from the session %s, which is not there any more" % session)
+        files = _rollouts(home) if files is None else files
+        if base in seen or base not in files:
+            raise NotPossible("it goes on from the rollout %s, which is not there any more" % base)
+        seen.add(base)
+        path = files[base]
+
+
+def _rollouts(home):
+    """{the id that a rollout's name ends with: its path} of all, the archived ones too."""
+    found = {}
+    for top in ("sessions", "archived_sessions"):
+        for folder, _, names in os.walk(os.path.join(home, top)):
+            for name in names:
+                stem = name[:-len(".zst")] if name.endswith(".zst") else name
+                session = stem[-len(".jsonl") - 36:-len(".jsonl")]
+                if stem.endswith(".jsonl") and (session not in found or name == stem):
+                    found[session] = os.path.join(folder, name)
+    return found
 
 
 def _history_base(file):
-    """(session, bytes of its rollout) that a rollout begins with; (None, None) for one with a beginning of its own."""
+    """(id of another rollout, how many of its bytes) that one begins with; (None, None) for one that does not."""
     try:
         first = json.loads(file.readline(LONGEST_RECORD))
         base = first["payload"].get("history_base") if first["type"] == "session_meta" else None
@@ -525,13 +553,21 @@ def _items(parts, full):
             yield None
         elif b'"response_item"' in line:
             try:
-                record = decode(line.decode("utf-8", "replace"))
+                record = decode(_readable(line))
             except (ValueError, RecursionError):
                 yield None
                 continue
             payload = record.get("payload") if isinstance(record, dict) else None
             if isinstance(payload, dict) and record.get("type") == "response_item":
                 yield from _said(payload, full)
+
+
+def _readable(line):
+    """The text of a record, "" for one whose objects would take too much memory."""
+    if line.count(b"[") + line.count(b"{") > MOST_BRACKETS:
+        return ""
+    text = line.decode("utf-8", "replace")
+    return text if text.isascii() or len(text) <= LONGEST_WIDE else ""
 
 
 def _lines(parts):

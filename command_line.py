@@ -1403,7 +1403,9 @@ def _refuse_registered(settings, session):
 def _history_export(home, options, out):
     import codex_history
     record = _history_target(home, options)
-    parts = codex_history.open_history(home, record, options.backend)
+    if options.json and not options.output:
+        raise UsageError("the export is Markdown; with --json, --output FILE says where to write it")
+    parts = codex_history.open_history(home, record)
     pieces = codex_history.markdown(parts, options.full, options.redact)
     if not options.output:
         sys.stdout.writelines(pieces)

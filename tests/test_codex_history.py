@@ -647,9 +647,51 @@ class AnExport(Case):
         round_about = session_id(next(self.numbers) + 1)
         for base in (round_about, session_id(9999)):
             session = self.session([meta(history_base={"thread_id": base, "end_byte_offset": 9}), said("user", "x")])
-            self.assertIn("forked from", self.history("export", session, status=7))
+            self.assertIn("goes on from", self.history("export", session, status=7))
         for base in ({}, 7, {"thread_id": first, "end_byte_offset": "9"}, {"thread_id": "../x", "end_byte_offset": 9}):
             self.assertEqual(["own"], [text for _, text, _ in self.texts([meta(history_base=base), said("user", "own")])])
+
+    def test_of_a_session_whose_user_went_back_holds_what_it_went_on_with(self):
+        """Each way back makes a further file, which names the one before by the id at the end of that one's name."""
+        def write(session, revert, base, count, *texts):
+            """A file; base and count: how many lines of which it goes on from. Its id, and its lines."""
+            meta = {"id": session}
+            if base:
+                meta["history_base"] = {"thread_id": base[0], "end_byte_offset": sum(map(len, base[1][:count]))}
+            lines = [json.dumps(record).encode() + b"\n" for record in
+                     [{"timestamp": "x", "type": "session_meta", "payload": meta}] + [said("user", text) for text in texts]]
+            name = "rollout-%s%s.jsonl" % (session, "_" + revert if revert else "")
+            path = os.path.join(self.codex, "sessions", "2026", "12", "01", name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "wb") as file:
+                file.writelines(lines)
+            return revert or session, lines, path
+
+        def exported(session):
+            return [text for _, text, _ in read_markdown(self.export(session))]
+        once, twice, forked = (session_id(9000 + number) for number in range(3))
+        first = self.session()
+        os.unlink(os.path.join(self.codex, "sessions", "rollout-%s.jsonl" % first))
+        begun = write(first, "", None, 0, "a", "b", "c")
+        back = write(first, once, begun, 3, "d", "e")
+        again = write(first, twice, back, 2, "f")
+        self.sql("update threads set rollout_path = ? where id = ?", (back[2], first))
+        self.assertEqual(["a", "b", "d", "e"], exported(first))
+        self.sql("update threads set rollout_path = ? where id = ?", (again[2], first))
+        self.assertEqual(["a", "b", "d", "f"], exported(first))
+        # What was forked before has the old file, whatever became of the session since.
+        old, new = self.session(), self.session()
+        for fork, base, count in ((old, begun, 4), (new, again, 2)):
+            self.sql("update threads set rollout_path = ? where id = ?",
+                     (write(fork, "", base, count, "own")[2], fork))
+        self.assertEqual(["a", "b", "c", "own"], exported(old))
+        self.assertEqual(["a", "b", "d", "f", "own"], exported(new))
+        archived = os.path.join(self.codex, "archived_sessions", os.path.basename(begun[2]))
+        os.makedirs(os.path.dirname(archived), exist_ok=True)
+        os.rename(begun[2], archived)
+        self.assertEqual(["a", "b", "d", "f", "own"], exported(new))
+        os.rename(archived, archived + ".zst")
+        self.assertIn("compressed", self.history("export", old, status=7))
 
     def test_of_an_older_codex_tells_its_context_by_how_it_begins(self):
         records = [said("user", start + "x") for start in codex_history.NOT_SAID] + [
@@ -690,11 +732,16 @@ class AnExport(Case):
                    b'{"type":"response_item","payload":' + b"[" * 100000 + b"\n", b'"response_item"\n', b"\xff\n\n\0\n",
                    b'{"type":"response_item","payload":' + b"9" * 6000 + b"}\n", {"type": "unknown_item", "payload": 3},
                    b'{"type":"response_item","payload":{"type":"message","role":"user","content":"\xff\xfe caf\xc3"}}\n',
+                   json.dumps(response("web_search_call", action=[[]] * codex_history.MOST_BRACKETS)).encode() + b"\n",
+                   json.dumps(said("user", "\U0001f600" + "w" * codex_history.LONGEST_WIDE), ensure_ascii=False).encode()
+                   + b"\n",
+                   json.dumps(said("assistant", "w" * codex_history.LONGEST_WIDE), ensure_ascii=False).encode() + b"\n",
                    said("user", "last", "user.text"),
                    json.dumps(said("assistant", "torn")).encode()[:-9]]
         out = self.export(self.session(records))
-        self.assertEqual(["\ufffd\ufffd caf\ufffd", "last"], [text for _, text, _ in read_markdown(out)])
-        self.assertIn("; 4 records that could not be read are left out.*", out)
+        self.assertEqual(["\ufffd\ufffd caf\ufffd", "w" * codex_history.LONGEST_WIDE, "last"],
+                         [text for _, text, _ in read_markdown(out)])
+        self.assertIn("; 6 records that could not be read are left out.*", out)
 
     def test_of_any_rollout_is_whole_markdown(self):
         chance = random.Random(20)
@@ -740,16 +787,22 @@ class AnExport(Case):
         secrets = ["sk-proj-" + "Ab1_" * 8, "ghp_" + "a1" * 18, "AKIA" + "ABCD1234" * 2, "xoxb-123456789-abcdef",
                    "github_pat_" + "a1" * 20, "AIza" + "x" * 35, "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjMifQ.abc-_9",
                    "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----",
-                   "-----BEGIN PRIVATE KEY-----\\nMIIE and no end", "hf_" + "a" * 30, "glpat-" + "a" * 20]
+                   "-----BEGIN PRIVATE KEY-----\\nMIIE and no end", "hf_" + "a" * 30, "glpat-" + "a" * 20,
+                   "GOCSPX-" + "a1" * 14, "ya29." + "a1_" * 20, "SG." + "a" * 22 + "." + "b" * 40, "pypi-" + "Ag" * 30]
         texts = ["key %s." % secret for secret in secrets] + [
-            "https://ada:hunter2hunter@example.org/x", "Authorization: Bearer abcdefgh1234", "PASSWORD=correcthorse x"]
+            "https://ada:hunter2hunter@example.org/x", "Authorization: Bearer abcdefgh1234", "PASSWORD=correcthorse x",
+            "redis://:hunter2hunter@cache", "postgres://u:hunter2@hunter@db/x", "AWS_SECRET_ACCESS_KEY=correcthorse",
+            'API_KEY="correcthorse"', '{"password": "correcthorse"}', '{\\"api_key\\":\\"correcthorse\\"}',
+            "token = 'correcthorse'", "AccountKey=correcthorse==", "-H 'Authorization: Basic Y29ycmVjdGhvcnNl'",
+            "https://hooks.slack.com/services/T0/B0/correcthorsecorrect"]
         records = [said("user", text) for text in texts]
         out = self.export(self.session(records), "--redact")
-        for secret in secrets + ["hunter2hunter", "abcdefgh1234", "correcthorse", "MIIE"]:
+        for secret in secrets + ["hunter", "abcdefgh1234", "correcthorse", "Y29y", "MIIE"]:
             self.assertNotIn(secret, out)
         self.assertEqual(len(texts), out.count("[redacted]"))
         self.assertIn("@example.org/x", out)
-        plain = "an ordinary sentence about task-force, disk-usage and https://example.org:80/a@b"
+        plain = "an ordinary sentence about task-force, disk-usage and https://example.org:80/a@b, its token: a secret, and " \
+                "token = generate_token()"
         self.assertEqual([plain], [text for _, text, _ in self.texts([said("user", plain)], "--redact")])
         self.assertIn(secrets[0], self.export(self.session(records)))
         long = [response("function_call_output", output="x" * 7990 + " " + secrets[0])]
@@ -762,6 +815,7 @@ class AnExport(Case):
         self.assertEqual(0o600, stat.S_IMODE(os.stat(path).st_mode))
         with open(path) as file:
             self.assertEqual(self.export(session), file.read())
+        self.assertIn("--output FILE", self.history("export", session, "--json", "--backend", "sqlite", status=2))
         import command_line
 
         def pieces():
@@ -806,9 +860,13 @@ class AnExport(Case):
             self.assertNotIn("somebody", out)
 
     def test_takes_memory_that_does_not_grow_with_the_rollout(self):
-        # A record of the greatest size, then many of 64 KiB: 25 MB in all.
+        # Records of the greatest sizes, then many of 64 KiB: 35 MB in all.
         largest = said("user", "é" * (codex_history.LONGEST_RECORD // 2 - 200))
-        session = self.session([json.dumps(largest, ensure_ascii=False).encode() + b"\n"])
+        widest = said("user", "\U0001f600" + "x" * (codex_history.LONGEST_WIDE - 400))
+        too_wide = said("user", "\U0001f600" + "x" * (codex_history.LONGEST_RECORD - 400))
+        too_much = response("web_search_call", action=[[]] * (codex_history.LONGEST_RECORD // 4 - 400))
+        session = self.session([json.dumps(record, ensure_ascii=False).encode() + b"\n"
+                                for record in (largest, widest, too_wide, too_much)])
         with open(os.path.join(self.codex, "sessions", "rollout-%s.jsonl" % session), "ab") as file:
             line = json.dumps(response("function_call_output", output="z" * 65000)).encode() + b"\n"
             for _ in range(300):

@@ -25,7 +25,8 @@ ALL_KINDS = ["cli", "vscode", "exec", "appServer", "subAgent", "unknown"]
 
 
 class History(RealCase):
-    """Five sessions: of `codex exec` and of a TUI, at two providers; one is renamed, one archived, one a fork."""
+    """Nine sessions: of `codex exec`, of a TUI and an app-server, at two providers; one is renamed, one archived, in one
+    the user goes back, and four are forks."""
 
     kinds = ("codex",)
 
@@ -52,10 +53,23 @@ class History(RealCase):
                 host.wait_idle()
             cls.fourth = host.session_id
         with CodexDaemon(cls.home, version) as daemon, CodexRpc(daemon.socket) as rpc:
+            def turn(thread, word):
+                """A turn of the thread, whole; its id."""
+                began = rpc.call("turn/start", {"threadId": thread, "input": [
+                    {"type": "text", "text": word + " " + directive(say("after " + word))}]})["turn"]["id"]
+                wait_until(lambda: '"last_agent_message":"after %s"' % word in cls.rollout(thread), "the end of a turn")
+                return began
             cls.fork = rpc.call("thread/fork", {"threadId": cls.fourth})["thread"]["id"]
-            rpc.call("turn/start", {"threadId": cls.fork, "input": [
-                {"type": "text", "text": "fork " + directive(say("forked"))}]})
-            wait_until(lambda: '"last_agent_message":"forked"' in cls.rollout(cls.fork), "the end of the fork's turn")
+            turn(cls.fork, "fork")
+            # A session whose user goes back twice; it was forked before, between and after.
+            cls.back = rpc.call("thread/start", {"cwd": str(cls.home.projects["work"])})["thread"]["id"]
+            turns, cls.forks_of_back = [turn(cls.back, word) for word in ("a", "b", "c")], []
+            for word, before in (("f", turns[0]), ("g", None), ("h", None)):
+                fork = rpc.call("thread/fork", {"threadId": cls.back})["thread"]["id"]
+                turn(fork, word)
+                cls.forks_of_back.append(fork)
+                rpc.call("thread/revert", {"threadId": cls.back, "beforeTurnId": before or turns[-1]})
+                turns += [turn(cls.back, word + "1"), turn(cls.back, word + "2")]
         cls.sessions = list(dict.fromkeys(record["session"] for record in cls.home.openai.log.requests()
                                           if record["session"]))
         with CodexDaemon(cls.home, version) as daemon:
@@ -63,7 +77,7 @@ class History(RealCase):
 
     @classmethod
     def rollout(cls, session):
-        return "".join(path.read_text() for path in cls.home.codex_home.glob("sessions/*/*/*/*%s.jsonl" % session))
+        return "".join(path.read_text() for path in cls.home.codex_home.glob("sessions/*/*/*/*%s*.jsonl" % session))
 
     @classmethod
     def tui(cls, **options):
@@ -90,7 +104,7 @@ class History(RealCase):
                                self.seconds(one["updated_at"]), one["archived"]) for one in report["sessions"]]
                     self.assertEqual(sorted(expected, key=lambda row: (row[5], row[0]), reverse=True), listed)
         self.assertEqual({("the plan", "scripted")}, {row[1:3] for row in listed if row[0] == self.third})
-        self.assertEqual(5, len(listed))
+        self.assertEqual(9, len(listed))
         self.assertEqual([self.sessions[0]], [row[0] for row in listed if row[6]])
         self.assertIn("database", self.stderr("list"))
 
@@ -107,6 +121,9 @@ class History(RealCase):
         for session in self.sessions:
             self.assert_export_is_whole(session)
         self.assertIn("fork ", self.history("export", self.fork))
+        self.assertTrue({self.back, *self.forks_of_back} < set(self.sessions))
+        self.assertIn("after g1", self.history("export", self.back))
+        self.assertNotIn("after a", self.history("export", self.back))
 
     def assert_export_is_whole(self, session):
         requests = self.home.openai.log.of_session(session)
