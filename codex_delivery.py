@@ -236,7 +236,7 @@ def running_version(pid):
     """The version of the codex that a process runs, None if that is not known.
 
     npm's and the daemon's packages say it in a file two folders up. Any other, or one that was replaced meanwhile, says
-    it itself, which takes 0.2 s.
+    it itself.
     """
     path, program = host_process.executable(pid), host_process.program(pid)
     try:
@@ -246,6 +246,11 @@ def running_version(pid):
                 return parse_version(json.loads(file.read(4096))["version"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
+    return program_version(program)
+
+
+def program_version(program):
+    """The version of a program `codex`, a path or a word for PATH, as it says itself, which takes 0.2 s; else None."""
     import subprocess
     try:
         said = subprocess.run([program, "--version"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,

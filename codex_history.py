@@ -10,7 +10,7 @@ import stat
 import time
 
 from app_server import AppServerError, Connection, ProtocolError, RpcError
-from codex_delivery import control_socket, writer
+from codex_delivery import control_socket, program_version, writer
 from contract import Ambiguous, NoSuchTarget, NotPossible, SHORTEST_PREFIX, is_invisible, name_key, open_plain
 
 SECONDS = 20  # for all that the app-server is asked, and for what is read in its absence
@@ -24,6 +24,8 @@ OTHER_KINDS = ("exec", "appServer", "subAgent", "subAgentReview", "subAgentCompa
 NEVER_LISTED = ('{"custom":', '{"internal":')
 REQUIRED = {"id", "model_provider", "cwd", "updated_at", "archived", "source"}
 OPTIONAL = ("rollout_path", "name", "preview", "model", "updated_at_ms", "attached_thread_parent_id")
+# From here on Codex goes on with a session only at the session's own provider (0.165.0 still changed it).
+NO_SWITCH = (0, 166, 0)
 BUILT_IN = {"openai", "ollama", "lmstudio", "amazon-bedrock"}  # providers that need no entry in config.toml
 PROVES_NOTHING = ("notLoaded", "unknown")
 DAMAGES = sqlite3.Error, UnicodeDecodeError  # the second for a damaged schema
@@ -174,7 +176,8 @@ class Database:
         source = record["source"]
         return ((source in INTERACTIVE or every_kind and not source.startswith(NEVER_LISTED))
                 and (record["preview"] or not self._has_preview) and row["attached_thread_parent_id"] is None
-                and (not record["rollout"] or os.path.exists(record["rollout"])))
+                and (not record["rollout"] or os.path.exists(record["rollout"])
+                     or os.path.exists(record["rollout"] + ".zst")))
 
     def session(self, session):
         return next(filter(None, map(_row_record, self._rows(self._select + " where id = ?", session))), None)
@@ -221,11 +224,7 @@ def _number(value):
 def newest(index, home, limit, archived=False, every_kind=False, provider="", query="", cwd=""):
     """(records, whether there are more) of the newest sessions that fit, in the same order from both backends."""
     import itertools
-    folders = {os.path.abspath(cwd), os.path.realpath(cwd)} if cwd else set()
-    found = (record for record in index.sessions(archived, every_kind)
-             if (not provider or record["provider"] == provider)
-             and (not cwd or any((record["cwd"] + "/").startswith(folder.rstrip("/") + "/") for folder in folders))
-             and (not query or _mentions(record, query)))
+    found = (record for record in index.sessions(archived, every_kind) if fits(record, provider, query, cwd))
     records = list(itertools.islice(found, limit + 1))
     more, records = len(records) > limit, records[:limit]
     records.sort(key=lambda record: (record["updated_at"], record["session"]), reverse=True)
@@ -233,13 +232,20 @@ def newest(index, home, limit, archived=False, every_kind=False, provider="", qu
     return records, more
 
 
-def _mentions(record, query):
-    wanted = name_key(query)
-    return any(wanted in name_key(record[key]) for key in ("session", "name", "preview", "provider", "model", "cwd"))
+def fits(record, provider="", query="", cwd=""):
+    """Whether a session is at this provider, mentions this text, and ran in this folder or below; "" asks nothing."""
+    folders = {os.path.abspath(cwd), os.path.realpath(cwd)} if cwd else ()
+    return ((not provider or record["provider"] == provider)
+            and (not cwd or any((record["cwd"] + "/").startswith(folder.rstrip("/") + "/") for folder in folders))
+            and (not query or any(name_key(query) in name_key(record[key]) for key in (
+                "session", "name", "preview", "provider", "model", "cwd"))))
 
 
-def find(index, home, target):
-    """The session that a target means: full id, exact name, unique start of an id. NoSuchTarget, Ambiguous."""
+def find(index, home, target, *filters):
+    """The session that a target means: full id, exact name, unique start of an id. NoSuchTarget, Ambiguous.
+
+    filters: as fits() takes them.
+    """
     lowered = target.strip().lower()
     if UUID.fullmatch(lowered):  # never a name: a mistyped id must not open something else
         record = index.session(lowered)
@@ -247,14 +253,17 @@ def find(index, home, target):
     else:
         records = _all_sessions(index, home)
         wanted = name_key(target)
-        found = [record for record in records if wanted and name_key(record["name"]) == wanted]
+        found = [record for record in records
+                 if wanted and name_key(record["name"]) == wanted and fits(record, *filters)]
         if not found and len(lowered) >= SHORTEST_PREFIX:
-            found = [record for record in records if record["session"].startswith(lowered)]
+            found = [record for record in records if record["session"].startswith(lowered) and fits(record, *filters)]
         if len(found) == 1:
             found = list(filter(None, [index.session(found[0]["session"])]))
+    found = [record for record in found if fits(record, *filters)]
     if not found:
-        raise NoSuchTarget("no Codex session is called %r, nor has it as id or start of one; `xmsg history list "
-                           "--include-archived --include-non-interactive` shows them all" % target)
+        raise NoSuchTarget("no Codex session%s is called %r, nor has it as id or start of one; `xmsg history list "
+                           "--include-archived --include-non-interactive` shows them all" % (
+                               " that --provider, --query and --cwd leave" if any(filters) else "", target))
     if len(found) > 1:
         raise Ambiguous("%r means %d Codex sessions; give the full id of one" % (target, len(found)),
                         ["%s  %s  %s" % (record["session"], record["name"] or "-", record["cwd"]) for record in found])
@@ -332,6 +341,10 @@ def resume_plan(home, record, environ, provider="", model=""):
     if provider not in BUILT_IN and provider not in configured_providers(home):
         raise NotPossible("the provider %s is not in %s/config.toml; enter it there, or take --switch-provider P "
                           "--model M" % (provider, home))
+    version = program_version("codex") if provider != record["provider"] else None
+    if version and version >= NO_SWITCH:
+        raise NotPossible("codex %d.%d.%d goes on with a session only at its own provider, %s; `xmsg history export %s "
+                          "--output FILE` hands the text over to a new one" % (*version, record["provider"], session))
     if not os.path.isabs(record["cwd"]) or not os.path.isdir(record["cwd"]):
         raise NotPossible("its folder %s is gone; `codex resume %s -C FOLDER` opens it elsewhere"
                           % (record["cwd"], session))
@@ -352,12 +365,13 @@ def resume_plan(home, record, environ, provider="", model=""):
 
 
 def _refuse_open(home, record):
-    holder = writer(home, record["session"])
-    if holder:
-        raise NotPossible("%s is open: process %d holds its writer lock" % (record["session"], holder))
     if record["status"] not in PROVES_NOTHING:
         raise NotPossible("%s is open: the app-server has it loaded (%s); a terminal may show it, and plain `codex "
                           "resume` joins it there" % (record["session"], record["status"]))
+    holder = writer(home, record["session"])
+    if holder:
+        raise NotPossible("%s is open: process %d holds its writer lock; go on there, or end it first"
+                          % (record["session"], holder))
 
 
 def configured_providers(home):
@@ -434,7 +448,7 @@ def open_rollout(home, path):
     """The rollout as an open file. NotPossible unless it is a plain file inside CODEX_HOME."""
     if not path:
         raise NotPossible("Codex does not say where this session's rollout is")
-    if path.endswith(".zst"):
+    if path.endswith(".zst") or not os.path.lexists(path) and os.path.lexists(path + ".zst"):
         raise NotPossible("its rollout is compressed; `codex resume` unpacks it, then export it")
     real, root = os.path.realpath(path), os.path.realpath(home)
     if not real.startswith(root.rstrip("/") + "/"):
@@ -546,8 +560,7 @@ def fenced(text):
 
 def _items(parts, full):
     """(heading, text, whether it may be cut) of each thing said, in order; None for a record that cannot be read."""
-    # Integers as floats: a huge one would take quadratic time, and none is needed.
-    decode = json.JSONDecoder(parse_int=float).decode
+    decode = json.JSONDecoder(parse_int=_whole_number).decode
     for line in _lines(parts):
         if line is None:
             yield None
@@ -560,6 +573,11 @@ def _items(parts, full):
             payload = record.get("payload") if isinstance(record, dict) else None
             if isinstance(payload, dict) and record.get("type") == "response_item":
                 yield from _said(payload, full)
+
+
+def _whole_number(digits):
+    """An integer; a huge one, which would take quadratic time, as a float."""
+    return int(digits) if len(digits) < 1000 else float(digits)
 
 
 def _readable(line):
@@ -603,19 +621,17 @@ def _said(payload, full):
             yield "### Reasoning, as Codex shows it", text, False
     elif kind.endswith("_call"):
         name = payload.get("name") if isinstance(payload.get("name"), str) else kind[:-len("_call")]
-        for key in ("arguments", "input", "action"):
-            if payload.get(key):
-                value = payload[key]
-                yield ("### Tool call: `%s`" % re.sub(r"[^\w.:/-]", "_", name)[:80],
-                       value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), True)
-                break
+        told = (payload[key] for key in ("arguments", "input", "action", "revised_prompt") if payload.get(key))
+        yield "### Tool call: `%s`" % re.sub(r"[^\w.:/-]", "_", name)[:80], _as_text(next(told, "")), True
     elif kind.endswith("_output"):
-        output = payload.get("output")
-        if isinstance(output, dict):  # older Codex: {"content", "success"}
-            output = output.get("content")
-        text = "\n".join(_texts(output))
-        if text:
-            yield "### Tool result", text, True
+        output = payload.get("output", payload.get("tools"))
+        if isinstance(output, dict) and "content" in output:  # older Codex: {"content", "success"}
+            output = output["content"]
+        yield "### Tool result", "\n".join(_texts(output)) or _as_text(output or ""), True
+
+
+def _as_text(value):
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _messages(payload):

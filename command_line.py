@@ -1328,7 +1328,8 @@ def _history_target(home, options):
     """The session that was named, or is chosen on the terminal."""
     import codex_history
     if options.target:
-        return _ask_history(home, options, lambda index: codex_history.find(index, home, options.target))[0]
+        return _ask_history(home, options, lambda index: codex_history.find(
+            index, home, options.target, options.provider, options.query, options.cwd))[0]
     if not (os.isatty(0) and os.isatty(2)):
         raise UsageError("name a session; nothing is chosen without a terminal")
     (records, _), _ = _ask_history(home, options, lambda index: _newest_history(home, options, index))
@@ -1403,11 +1404,11 @@ def _refuse_registered(settings, session):
 def _history_export(home, options, out):
     import codex_history
     record = _history_target(home, options)
-    if options.json and not options.output:
+    if options.json and options.output is None:
         raise UsageError("the export is Markdown; with --json, --output FILE says where to write it")
     parts = codex_history.open_history(home, record)
     pieces = codex_history.markdown(parts, options.full, options.redact)
-    if not options.output:
+    if options.output is None:
         sys.stdout.writelines(pieces)
         return 0
     path = write_whole(os.path.expanduser(options.output), pieces)

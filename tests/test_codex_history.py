@@ -494,6 +494,14 @@ class AResume(Case):
         self.refused(session, "no model")
         self.assertEqual("--model=m", self.plan(session, "--model", "m")["argv"][5])
 
+    def test_is_one_that_the_filters_leave(self):
+        here, there = self.session(name="same"), self.session(name="same", model_provider="second", cwd="/")
+        self.assertIn("2 Codex sessions", self.history("resume", "same", "--dry-run", status=4))
+        for options, expected in ((["--provider", "first"], here), (["--cwd", self.work], here), (["--query", here], here)):
+            self.assertEqual(expected, self.plan("same", *options)["argv"][2])
+            self.assertIn("--provider, --query", self.history("resume", there, *options, "--dry-run", status=3))
+            self.assertIn("--provider, --query", self.history("resume", there[:-1], *options, "--dry-run", status=3))
+
     def test_with_a_provider_that_is_not_configured_is_refused(self):
         session = self.session(model_provider="gone")
         self.refused(session, "config.toml")
@@ -545,18 +553,31 @@ class AResume(Case):
         plan = self.plan(session, "--switch-provider", "second", "--model", "m2")
         self.assertEqual(['model_provider="second"', "--model=m2"], plan["argv"][4:6])
         self.assertRegex(plan["warnings"][1], "history of this session goes to .* second.*xmsg history export")
+        for said, possible in (("codex-cli 0.165.0", True), ("codex-cli 0.166.0", False), ("codex-cli 1.0.0", False),
+                               ("codex-cli 0.166.0-alpha.1", True), ("nonsense", True)):
+            path = self.codex_on_path("echo " + said) + ":/usr/bin:/bin"
+            out = self.history("resume", session, "--switch-provider", "second", "--model", "m2", "--dry-run", PATH=path,
+                               status=0 if possible else 7)
+            self.assertEqual(not possible, "only at its own provider, first; `xmsg history export" in out, said)
+            self.history("resume", session, "--dry-run", PATH=path)
+
+    def codex_on_path(self, script):
+        """The folder of a program `codex`."""
+        folder = os.path.join(self.home.folder, "bin")
+        os.makedirs(folder, exist_ok=True)
+        with open(os.path.join(folder, "codex"), "w") as file:
+            file.write("#!/bin/sh\n%s\n" % script)
+        os.chmod(os.path.join(folder, "codex"), 0o755)
+        return folder
 
     def test_needs_a_terminal(self):
         self.assertIn("terminal", self.history("resume", self.session(), status=2))
 
     def resume(self, *arguments, keys=b"", **env):
         """(status, screen, what codex got) of a resume on a terminal."""
-        folder, seen = os.path.join(self.home.folder, "bin"), os.path.join(self.home.folder, "seen")
-        os.makedirs(folder, exist_ok=True)
-        with open(os.path.join(folder, "codex"), "w") as file:
-            file.write('#!/bin/sh\n{ umask; printf "%%s\\n" "${CODEX_HOME-unset}" "$@"; } >"%s"\n'
-                       'trap | grep -c PIPE >>"%s"; exit 7\n' % (seen, seen))
-        os.chmod(os.path.join(folder, "codex"), 0o755)
+        seen = os.path.join(self.home.folder, "seen")
+        folder = self.codex_on_path('[ "$1" != --version ] || exit\n{ umask; printf "%%s\\n" "${CODEX_HOME-unset}" "$@"; } '
+                                    '>"%s"\ntrap | grep -c PIPE >>"%s"; exit 7' % (seen, seen))
         status, out = on_a_terminal(self.home, [COMMAND, "resume", *arguments], 200, keys=keys, umask=0o027,
                                     env=dict({"PATH": folder + ":/usr/bin:/bin"}, **env))
         if not os.path.exists(seen):
@@ -606,10 +627,14 @@ class AnExport(Case):
             response("custom_tool_call", name="apply_patch", input="*** Begin Patch", call_id="call_2"),
             response("custom_tool_call_output", call_id="call_2", output=[{"type": "input_text", "text": "Done"},
                                                                           {"type": "input_image", "image_url": "data:"}]),
-            response("local_shell_call", action={"type": "exec", "command": ["ls", "é"]}, call_id="call_3"),
+            response("local_shell_call", action={"type": "exec", "command": ["ls", "é"], "timeout_ms": 10000}, call_id="call_3"),
             response("function_call_output", call_id="call_3", output={"content": "old form", "success": True}),
             response("web_search_call", action={"type": "search", "query": "q"}, id="ws_1"),
             response("function_call_output", name="send_message_to_thread", namespace="codex_tui", output="a peer's"),
+            response("function_call", name="now", arguments="", call_id="call_4"),
+            response("function_call_output", call_id="call_4", output={"at": 12345678901234567891}),
+            response("tool_search_output", call_id="call_5", tools=[{"name": "t"}]),
+            response("image_generation_call", id="ig_1", revised_prompt="a cat", result="iVBOR"),
             {"timestamp": "x", "type": "compacted", "payload": {"message": "SUMMARY", "replacement_history": [
                 said("user", "do it")["payload"]]}},
             said("assistant", ["done", "really"], "unknown", "unknown")]
@@ -617,13 +642,16 @@ class AnExport(Case):
             ("User", "do it"), ("Assistant", "I look"), ("Tool call: `exec_command`", '{"cmd": "ls"}'),
             ("Tool result", "a\nb"), ("Tool call: `apply_patch`", "*** Begin Patch"),
             ("Tool result", "Done\n(an image)"),
-            ("Tool call: `local_shell`", '{"type": "exec", "command": ["ls", "é"]}'), ("Tool result", "old form"),
+            ("Tool call: `local_shell`", '{"type": "exec", "command": ["ls", "é"], "timeout_ms": 10000}'),
+            ("Tool result", "old form"),
             ("Tool call: `web_search`", '{"type": "search", "query": "q"}'), ("Tool result", "a peer's"),
+            ("Tool call: `now`", ""), ("Tool result", '{"at": 12345678901234567891}'),
+            ("Tool result", '[{"name": "t"}]'), ("Tool call: `image_generation`", "a cat"),
             ("Assistant", "done\nreally")]
         session = self.session(records)
         out = self.export(session)
         self.assertEqual(expected, [item[:2] for item in read_markdown(out)])
-        self.assertIn("*The end: 11 texts.*\n", out)
+        self.assertIn("*The end: 15 texts.*\n", out)
         full = read_markdown(self.export(session, "--full"))
         self.assertEqual(("Reasoning, as Codex shows it", "THOUGHT"), full.pop(1)[:2])
         self.assertEqual(expected, [item[:2] for item in full])
@@ -850,7 +878,8 @@ class AnExport(Case):
         link, fifo = os.path.join(self.codex, "link.jsonl"), os.path.join(self.codex, "fifo.jsonl")
         os.symlink(outside, link)
         os.mkfifo(fifo)
-        for path, reason in ((outside, "outside"), (link, "outside"), (self.codex + "/../outside.jsonl", "outside"),
+        open(self.codex + "/packed.jsonl.zst", "w").close()
+        for path, reason in ((self.codex + "/packed.jsonl", "compressed"), (outside, "outside"), (link, "outside"), (self.codex + "/../outside.jsonl", "outside"),
                              (self.codex + "2/x", "outside"), (fifo, "not a plain file"), (self.codex, "outside"),
                              (self.codex + "/sessions", "not a plain file"), (self.codex + "/none", "No such file"),
                              ("", "does not say"), (self.codex + "/x.jsonl.zst", "compressed")):

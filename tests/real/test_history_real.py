@@ -168,6 +168,18 @@ class History(RealCase):
         request = self.goes_on(host, self.fourth, "reply-2")
         self.assertEqual(("other-model", "second"), (request["body"]["model"], request["headers"].get("x-provider")))
 
+    def test_goes_on_at_another_provider_where_this_codex_can(self):
+        host = self.tui()
+        self.addCleanup(host.stop)
+        path = "%s:%s" % (Path(host.binary).parent, self.home.env["PATH"])
+        switch = ["resume", self.back, "--switch-provider", "second", "--model", "other-model", "--dry-run", "--json"]
+        if self.versions["codex"] == "0.171.0":
+            self.assertIn("only at its own provider", self.history(*switch, env={"PATH": path}, status=7))
+            return
+        host.start(*json.loads(self.history(*switch, env={"PATH": path}))["argv"][1:])
+        request = self.goes_on(host, self.back, "after g1")
+        self.assertEqual(("other-model", "second"), (request["body"]["model"], request["headers"].get("x-provider")))
+
     def goes_on(self, host, session, known):
         """Prompts a resumed session; the request, which holds what the session knew before."""
         word = self.word()
