@@ -2,6 +2,7 @@
 import collections
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
@@ -61,13 +62,14 @@ class Beside(unittest.TestSuite):
         self.waiting.append(self)
 
     def run(self, result, debug=False):
-        while self.process is None or self in self.running:
-            for suite in self.running[:]:
-                if os.waitpid(suite.process, os.WNOHANG)[0]:
-                    self.running.remove(suite)
-            while self.waiting and len(self.running) <= WIDTH:  # one more than there are cores: tests wait a lot
-                self.waiting.pop().start()  # the last module is the longest
-            time.sleep(0.01)
+        try:
+            self.wait()
+        except KeyboardInterrupt:
+            for suite in self.running:
+                os.kill(suite.process, signal.SIGINT)
+            for suite in self.running:
+                os.waitpid(suite.process, 0)
+            raise
         tests = {test.id(): test for test in _single_tests(self)}
         with self.report:
             self.report.seek(0)
@@ -83,6 +85,16 @@ class Beside(unittest.TestSuite):
             else:
                 getattr(result, kind)(test, detail if kind == "addSkip" else (Told, Told(detail), None))
         return result
+
+    def wait(self):
+        """Until this module's tests have run; those of other modules are started beside them."""
+        while self.process is None or self in self.running:
+            for suite in self.running[:]:
+                if os.waitpid(suite.process, os.WNOHANG)[0]:
+                    self.running.remove(suite)
+            while self.waiting and len(self.running) <= WIDTH:  # one more than there are cores: tests wait a lot
+                self.waiting.pop().start()  # the last module is the longest
+            time.sleep(0.01)
 
     def start(self):
         self.report = tempfile.TemporaryFile()
