@@ -92,7 +92,7 @@ class Beside(unittest.TestSuite):
             for suite in self.running[:]:
                 if os.waitpid(suite.process, os.WNOHANG)[0]:
                     self.running.remove(suite)
-            while self.waiting and len(self.running) <= WIDTH:  # one more than there are cores: tests wait a lot
+            while self.waiting and len(self.running) < 2 * WIDTH:  # tests wait about as much as they work
                 self.waiting.pop().start()  # the last module is the longest
             time.sleep(0.01)
 
