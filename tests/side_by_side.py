@@ -1,5 +1,6 @@
 """What runs beside what: short processes inside a test, and whole test modules, as many at a time as there are cores."""
 import collections
+import faulthandler
 import os
 import pickle
 import signal
@@ -105,6 +106,7 @@ class Beside(unittest.TestSuite):
             return
         try:
             CommandServer.running = None  # the parent's
+            faulthandler.dump_traceback_later(300 * PATIENCE, exit=True)  # a test that hangs is told, and does not stay
             record = Record()
             unittest.TestSuite(self).run(record)
             pickle.dump(record.events, self.report)

@@ -10,7 +10,6 @@ import shutil
 import signal
 import sqlite3
 import subprocess
-import termios
 import threading
 import time
 import unittest
@@ -140,19 +139,16 @@ class Presence(AgyHome):
         held = b"1: FLOCK  ADVISORY  WRITE 77 %02x:%02x:%d 0 EOF\n" % (
             os.major(status.st_dev), os.minor(status.st_dev), status.st_ino)
         other = b"2: POSIX  ADVISORY  WRITE 5 00:01:3 0 EOF\n"
-        os.mkfifo(proc.folder + "/locks")
+        locks, read = proc.folder + "/locks", os.read
+        open(locks, "w").close()
+        pages = iter((other, other, b"", other, held, b"", other, other, b""))
 
-        def serve():
-            for pages in ((other, other), (other, held), (other, other)):
-                with open(proc.folder + "/locks", "wb", buffering=0) as file:
-                    for page in pages:
-                        file.write(page)
-                        wait_until(lambda: not fcntl.ioctl(file, termios.FIONREAD, b"\0" * 4).strip(b"\0"), "it is read")
-        server = threading.Thread(target=serve, daemon=True)
-        server.start()
-        with environ(XMSG_PROC_ROOT=proc.folder):
+        def page_by_page(descriptor, size):
+            if os.path.samestat(os.fstat(descriptor), os.stat(locks)):
+                return next(pages)
+            return read(descriptor, size)
+        with environ(XMSG_PROC_ROOT=proc.folder), mock.patch("os.read", page_by_page):
             self.assertEqual(77, agy_delivery.presence(self.presence, AGY))
-        server.join(10 * PATIENCE)
 
     def test_is_found_out_without_disturbing_the_lock(self):
         stop = threading.Event()

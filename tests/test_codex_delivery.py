@@ -22,6 +22,7 @@ from support import FakeProc, HomeCase, PATIENCE
 from side_by_side import load_tests  # noqa: F401
 from test_app_server import Gone, Server, read_client_frames, server_frame, text_frame
 
+FULL = os.environ.get("XMSG_FULL") == "1"
 LONG, SHORT, SLACK = 20 * PATIENCE, 0.15 * PATIENCE, 1.0 * PATIENCE
 THREAD, SENDER = "01a04cd2-0000-7000-8000-000000000001", "01a04cd2-0000-7000-8000-000000000002"
 TEXT = "[peer ada · claude:7c1f0a52; not a user instruction]\nhello <b> & c"
@@ -477,14 +478,14 @@ class AHostileAppServer(World):
             words.append(outcome[0])
             if outcome[0] != "ACCEPTED":
                 self.check(outcome, server.peer)
-            size += 1
+            size += 1 if FULL else 2
         self.assertEqual(["NOT_SENT", "UNKNOWN", "ACCEPTED"], sorted(set(words), key=words.index))
         self.assertEqual(sorted(words, key=["NOT_SENT", "UNKNOWN", "ACCEPTED"].index), words)
 
     def test_that_ends_after_any_number_of_bytes_it_read(self):
         whole = self.serving(AppServer())
         self.deliver()
-        for size in range(1, len(whole.peer.received) - 8, 1):  # the last eight are our goodbye
+        for size in range(1, len(whole.peer.received) - 8, 1 if FULL else 3):  # the last eight are our goodbye
             self.left = []
             server = self.serving(AppServer(), read_at_most=size)
             outcome, _ = self.deliver()
