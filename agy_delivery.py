@@ -71,23 +71,23 @@ def _processes():
                 yield pid, words
 
 
-def open_sessions(folder, data):
+def open_sessions(folder, data, read_locks=host_process.flock_holders):
     """The conversations that somebody holds open, as dicts: session, pid, pid_start, title, cwd; [] where that cannot
     be known."""
-    held = _held(folder)
+    held = _held(folder, read_locks)
     known = conversations(data, held) if held else {}
     return [dict({key: known.get(conversation, {}).get(key, "") for key in ("title", "cwd")}, session=conversation,
                  pid=pid, pid_start=host_process.start_time(pid)) for conversation, pid in held.items()]
 
 
-def _held(folder):
+def _held(folder, read_locks):
     """{conversation: pid} by the locks that are held."""
     try:
         with os.scandir(folder) as entries:
             files = [(str(entry.inode()), entry.name) for entry in entries]
     except OSError:
         return {}
-    holders, found = host_process.flock_holders() if files else None, {}
+    holders, found = read_locks() if files else None, {}
     if not holders:
         return {}
     # Only files whose inode holds a lock are looked at: agy never removes one.

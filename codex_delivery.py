@@ -49,7 +49,7 @@ def writer(home, thread):
     return host_process.flock_holder(os.path.join(folder, thread + ".lock"))
 
 
-def open_threads(home):
+def open_threads(home, read_locks=host_process.flock_holders):
     """The threads that somebody holds open, as dicts; None where that cannot be known.
 
     session; pid, the holder's; name, cwd, model, rollout, "" where unknown; since, when it was opened, in seconds;
@@ -62,7 +62,7 @@ def open_threads(home):
         return None
     if not files:
         return []
-    locks = host_process.flock_holders()
+    locks = read_locks()
     if locks is None:
         return None
     threads = []

@@ -139,6 +139,31 @@ def flock_holders():
     return holders
 
 
+def flock_holders_ahead():
+    """Begins to read flock_holders() beside the caller's other work; returns the function that waits for it.
+
+    Linux stops all who lock files for the list (percpu_down_write in its fs/locks.c), which takes 7 ms of waiting.
+    """
+    import _thread
+    read, told = _thread.allocate_lock(), []
+
+    def look():
+        try:
+            told.append(flock_holders())
+        finally:
+            read.release()
+
+    def wait():
+        with read:
+            return told[0]
+    read.acquire()
+    try:
+        _thread.start_new_thread(look, ())
+    except RuntimeError:  # no more threads may be made here
+        look()
+    return wait
+
+
 def _locks():
     """The text of /proc/locks. OSError where there is none.
 

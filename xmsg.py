@@ -71,6 +71,7 @@ class Found:
         import claude_delivery
         import codex_delivery
         import host_process
+        read_locks = host_process.flock_holders_ahead()
         self.peers, self.sessions, self.writers = {peer["session"]: peer for peer in store.peers()}, {}, {}
         self.pids, self._projects = set(host_process.processes()), {}
         self.claude, records = {}, claude_delivery.sessions(claude_delivery.config_dirs(
@@ -81,7 +82,7 @@ class Found:
                       title=self._claude_title(record), activity=record.status)
         self.codex_homes = self._homes("codex", codex_delivery.home_of) | {codex_delivery.codex_home(os.environ)}
         for home in self.codex_homes:
-            threads = codex_delivery.open_threads(home)
+            threads = codex_delivery.open_threads(home, read_locks)
             if threads is None:
                 continue
             self.writers[home] = {thread["session"]: thread["pid"] for thread in threads}
@@ -89,7 +90,8 @@ class Found:
                 if thread["session"] in self.peers or codex_delivery.is_session(thread):
                     self._add("codex", thread["session"], title=thread["name"], cwd=thread["cwd"],
                               model=thread["model"], activity=_codex_activity(thread))
-        for conversation in agy_delivery.open_sessions(presence_folder(store), agy_delivery.data_dir(os.environ)):
+        for conversation in agy_delivery.open_sessions(presence_folder(store), agy_delivery.data_dir(os.environ),
+                                                       read_locks):
             if is_session_id(conversation["session"]):
                 self._add("agy", conversation.pop("session"), **conversation)
 

@@ -3,6 +3,7 @@
 The agy here is a few lines of shell, or a transcript that the test writes; tests/real/test_agy_real.py runs the whole
 way with a stand-in for the real program.
 """
+import contextlib
 import fcntl
 import json
 import os
@@ -149,6 +150,16 @@ class Presence(AgyHome):
             return read(descriptor, size)
         with environ(XMSG_PROC_ROOT=proc.folder), mock.patch("os.read", page_by_page):
             self.assertEqual(77, agy_delivery.presence(self.presence, AGY))
+
+    def test_is_the_same_from_a_list_that_was_asked_for_ahead(self):
+        with open(self.lock) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            for block in (contextlib.nullcontext(), mock.patch("_thread.start_new_thread", side_effect=RuntimeError)):
+                with block:
+                    read_locks = host_process.flock_holders_ahead()
+                self.assertEqual([AGY], [conversation["session"] for conversation in agy_delivery.open_sessions(
+                    self.presence, self.data, read_locks)])
+                self.assertEqual(os.getpid(), host_process.flock_holder(self.lock, read_locks()))
 
     def test_is_found_out_without_disturbing_the_lock(self):
         stop = threading.Event()
