@@ -1420,7 +1420,13 @@ def _history_export(home, options, out):
 
 
 def write_whole(path, pieces):
-    """Writes a file of this user's alone, which has its name only once it is whole. Returns the full path."""
+    """Writes a file of this user's alone, which has its name only once it is whole. Returns the full path.
+
+    From here on a polite end of this process is an interrupt, so that no part of the file stays behind.
+    """
+    import signal
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
     path = os.path.abspath(path)
     if os.path.lexists(path) and not os.path.islink(path) and not os.path.isfile(path):
         raise UsageError("%s is no plain file" % path)

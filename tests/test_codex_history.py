@@ -4,6 +4,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import sqlite3
 import stat
 import subprocess
@@ -850,13 +851,17 @@ class AnExport(Case):
             yield "a part"
             with open(path) as file:
                 self.assertIn("hello", file.read())
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), number)
+            yield "another"
         before = sorted(os.listdir(self.home.folder))
-        with self.assertRaises(KeyboardInterrupt):
-            command_line.write_whole(path, pieces())
-        self.assertEqual(before, sorted(os.listdir(self.home.folder)))
-        with open(path) as file:
-            self.assertIn("hello", file.read())
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            self.addCleanup(signal.signal, number, signal.getsignal(number))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            with self.assertRaises(KeyboardInterrupt):
+                command_line.write_whole(path, pieces())
+            self.assertEqual(before, sorted(os.listdir(self.home.folder)))
+            with open(path) as file:
+                self.assertIn("hello", file.read())
 
     def test_never_writes_over_a_device_a_folder_or_through_a_link(self):
         session, link = self.session([said("user", "hello")]), os.path.join(self.home.folder, "link")
