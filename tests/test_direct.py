@@ -10,8 +10,9 @@ import signal
 import tempfile
 import time
 import unittest
+from unittest import mock
 
-from support import ADA, BOB, EVE, ClaudeStandIn, HomeCase, HostProcess, environ, wait_until
+from support import ADA, BOB, EVE, ClaudeStandIn, HomeCase, HostProcess, environ, message, wait_until
 from side_by_side import load_tests  # noqa: F401
 
 import claude_delivery
@@ -19,6 +20,7 @@ import command_line
 import contract
 import host_process
 import sending
+from store import myself
 
 HELD, DELIVERED, DENIED = {"status": "held"}, {"status": "delivered"}, {"status": "denied"}
 FULL = {"status": "dropped", "drop_reason": "rate-limited"}
@@ -152,6 +154,23 @@ class AnAcceptedMessage(DirectCase):
 
 
 class ADefiniteNo(DirectCase):
+    def test_is_a_commit_that_failed_before_the_message_could_leave(self):
+        store = self.open_store()
+        row, execute = message(store, ADA, target_host="claude"), store._execute
+
+        def full(statement, *values):
+            if statement == "commit":
+                raise contract.StoreFull("the disk is full")
+            return execute(statement, *values)
+        with store.transaction():
+            store.move(row, "reserved", contract.now_ms(), holder=myself())
+        with mock.patch.object(store, "_execute", full), self.assertRaises(contract.StoreFull):
+            sending._leave(store, row, myself())("uds-direct")
+        self.assertEqual("reserved", row["state"])
+        with store.transaction():
+            sending.settle_outcome(store, row, ("NOT_SENT", "the disk is full"), (None, None), None)
+        self.assertEqual("queued", store.by_id(row["id"])["state"])
+
     def test_is_a_host_that_was_killed(self):
         host = self.claude()
         host.end()

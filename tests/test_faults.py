@@ -22,10 +22,10 @@ class Sample(unittest.TestCase):
         self.assertEqual([], [(kind, call, fault) for kind, call, _, fault in results if fault])
         self.assertGreater(sum(reached for _, _, reached, _ in results), len(results) // 2)
 
-    def spread(self, injector, **most):
-        """So many calls of each kind of fault, over the whole run."""
+    def spread(self, injector, least=1, **most):
+        """So many calls of each kind of fault, over the whole run, and of each name at least so many."""
         return lambda calls: [(kind, call) for kind, number in most.items()
-                              for call in run.chosen(calls, kind, INJECTORS[injector], False, number)[0]]
+                              for call in run.chosen(calls, kind, INJECTORS[injector], False, number, least)[0]]
 
 
 @unittest.skipUnless(shutil.which("strace"), "TheFallback runs these cases where there is no strace")
@@ -34,13 +34,13 @@ class AFault(Sample):
         self.fail_at("send", "strace", self.spread("strace", KILL=8, ENOSPC=5))
 
     def test_in_a_hook_shows_nothing_twice_and_loses_nothing(self):
-        self.fail_at("hook-codex-PreToolUse", "strace", self.spread("strace", KILL=9, EIO=4))
+        self.fail_at("hook-codex-PreToolUse", "strace", self.spread("strace", 2, KILL=16, EIO=6))
 
     def test_on_the_way_into_an_inbox_is_told_by_the_receipt(self):
         def writes(calls):
-            """From the last courier's start on: what is written before the message leaves, and after it."""
-            at = max(at for at, call in enumerate(calls) if call.name.startswith("clone"))
-            return [("ENOSPC", call) for call in calls[at:] if call.name == "pwrite64"]
+            """From the first courier's start on: what is written before the message leaves, and after it."""
+            at = min(at for at, call in enumerate(calls) if call.name.startswith("clone"))
+            return [("ENOSPC", call) for call in calls[at:] if call.name == "pwrite64"][::3]
         self.fail_at("send-claude", "strace", writes)
 
     def test_of_a_hook_that_takes_a_spooled_message_keeps_no_folder(self):
