@@ -71,7 +71,7 @@ def main(rounds):
             "hook, 1 message": lambda: with_mail(1),
         }, rounds)
         many = measure({"hook, 1 message": lambda: with_mail(1), "hook, 10 messages": lambda: with_mail(10)},
-                       max(5, rounds // 4))
+                       max(5, rounds * 3 // 4))
     held = report("hook", times, [("hook, empty", "bash -c :", 2.0), ("hook, empty, codex", "bash -c :", 2.0),
                                   ("hook, empty, 1 MiB", "bash -c :", 4.0),
                                   ("hook, 1 message", "python json,sqlite3", 1.35)])
