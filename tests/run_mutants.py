@@ -9,9 +9,11 @@ mutants.txt holds one mutant a line: guard | file | old text | new text | test. 
 """
 import argparse
 import concurrent.futures
+import contextlib
 import itertools
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -71,17 +73,22 @@ class Bench:
                     return None, "the old text stands %d times in %s" % (text.count(edit[1]), edit[0])
                 with open(path, "w", encoding="utf-8", newline="") as file:
                     file.write(text.replace(edit[1], edit[2]))
+            process = subprocess.Popen([sys.executable, "-m", "unittest", "-q", test], cwd=os.path.join(copy, "tests"),
+                                       stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                       start_new_session=True)
             try:
-                done = subprocess.run([sys.executable, "-m", "unittest", "-q", test], cwd=os.path.join(copy, "tests"),
-                                      stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                      timeout=SECONDS)
+                printed = process.communicate(timeout=SECONDS)[0].decode("utf-8", "replace")
             except subprocess.TimeoutExpired:
                 return True, "not in time"
-            printed = done.stdout.decode("utf-8", "replace")
+            finally:
+                with contextlib.suppress(ProcessLookupError):  # a mutant may go on for ever, and outlive its test
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                process.stdout.close()
             # A test that is skipped or not there proves nothing.
             if "Ran 0 tests" in printed or "skipped=" in printed or "_FailedTest" in printed:
                 return None, printed
-            return done.returncode != 0, printed
+            return process.returncode != 0, printed
         finally:
             shutil.rmtree(os.path.dirname(copy), ignore_errors=True)
 
