@@ -3,6 +3,7 @@
 A message keeps its uid on both machines, so that to send it again is to ask what became of it: the far side makes no
 second one. Its row here carries the far session, number and state, as they were last told.
 """
+import json
 import os
 import time
 
@@ -34,9 +35,14 @@ def meet(store, remote, far):
     """Remembers which machine an alias leads to, for the way back. RemoteError if it leads to this very store."""
     if far["machine"] == machine_id(store):
         raise RemoteError("%s leads back to this store; a session here is reached without it" % remote["alias"])
-    if store.meta("machine:" + remote["alias"]) != far["machine"]:
+    if store.meta(_met(remote)) != far["machine"]:
         with store.transaction():
-            store.set_meta("machine:" + remote["alias"], far["machine"])
+            store.set_meta(_met(remote), far["machine"])
+
+
+def _met(remote):
+    """Under which key the machine that was met is kept: another command of the same alias has not met anybody."""
+    return "machine:%s %s" % (remote["alias"], json.dumps(remote["words"]))
 
 
 def way_back(store, machine):
@@ -47,7 +53,7 @@ def way_back(store, machine):
     except RemoteError:
         return None
     return next((remote["alias"] for remote in remotes.values()
-                 if store.meta("machine:" + remote["alias"]) == machine), None)
+                 if store.meta(_met(remote)) == machine), None)
 
 
 def open_link(store, remote):

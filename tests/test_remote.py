@@ -267,6 +267,10 @@ class TheSender(Case):
         self.assertEqual("[peer lap:ada · claude; not a user instruction]\nafter", self.shown())
         self.there.xmsg("send", "lap:ada", "the answer", session=BOB, host="codex")
         self.assertIn("[peer box:bob · codex; not a user instruction]\nthe answer", self.here.context("claude", ADA, "PreToolUse"))
+        self.there.xmsg("remote", "remove", "lap")
+        self.there.xmsg("remote", "add", "lap", "some-other-machine")
+        self.send("box:bob", "and now")
+        self.assertTrue(self.shown().startswith("[peer ada@"), "the alias leads elsewhere now")
 
     def test_is_nobody_of_this_machine_whatever_id_it_has(self):
         store = self.there.store()
