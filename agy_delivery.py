@@ -42,17 +42,25 @@ def presence(folder, conversation):
     return host_process.flock_holder(path) if os.path.exists(path) else None
 
 
+CONTINUES = {"-c", "-continue", "--continue"}
+
+
 def attached(folder, conversation):
     """presence(), and a process that was started for the conversation counts before it has taken its lock.
 
     `agy -p` takes it some seconds after its start, the terminal interface at the first prompt. Where no agy runs at
-    all, nobody has it open.
+    all, nobody has it open. One that goes on with the last conversation of its folder does not say which that is:
+    until it holds a lock, it may be any.
     """
     holder, running = presence(folder, conversation), list(_processes())
     named = {prefix + conversation for prefix in ("", "-conversation=", "--conversation=")}
     for pid, words in running:
         if not holder and named.intersection(words):
             return pid
+    if holder == 0 and any(CONTINUES.intersection(words[1:]) for _, words in running):
+        busy = set(_held(folder, host_process.flock_holders).values())
+        if any(CONTINUES.intersection(words[1:]) and pid not in busy for pid, words in running):
+            return None
     return holder if running else holder or 0
 
 

@@ -194,6 +194,24 @@ class Presence(AgyHome):
                 self.assertEqual(pid, agy_delivery.attached(self.presence, AGY))
                 proc.end(pid)
 
+    def test_cannot_be_told_while_one_that_goes_on_with_the_last_conversation_holds_no_lock(self):
+        proc, other = FakeProc(), os.path.join(self.presence, BOB + ".lock")
+        self.addCleanup(proc.remove)
+        open(self.lock, "w").close()
+        open(other, "w").close()
+        status = os.stat(other)
+        for word in ("-c", "--continue"):
+            with environ(XMSG_PROC_ROOT=proc.folder):
+                open(proc.folder + "/locks", "w").close()
+                proc.add(80, ["agy", word])
+                self.assertIsNone(agy_delivery.attached(self.presence, AGY), word)
+                with open(proc.folder + "/locks", "w") as file:
+                    file.write("1: FLOCK  ADVISORY  WRITE 80 %02x:%02x:%d 0 EOF\n" % (
+                        os.major(status.st_dev), os.minor(status.st_dev), status.st_ino))
+                self.assertEqual(0, agy_delivery.attached(self.presence, AGY), "it has gone on with another one")
+                proc.end(80)
+                self.assertEqual(0, agy_delivery.attached(self.presence, AGY))
+
     def test_decides_what_list_and_is_live_say(self):
         self.database([(AGY, "Mend the parser", json.dumps(["file://" + self.home.folder + "/a%20b"]),
                         "CASCADE_RUN_STATUS_RUNNING")]).close()
