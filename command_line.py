@@ -1060,8 +1060,8 @@ def run_flush(options, settings, out):
     else:
         for report in reports:
             if report["reason"]:
-                out("%s cannot be reached, %d wait: %s" % (report["alias"], len(report["rows"]),
-                                                           one_line(report["reason"])))
+                waiting = sum(not row["far_state"] for row in report["rows"])  # the others are there already
+                out("%s cannot be reached, %d wait: %s" % (report["alias"], waiting, one_line(report["reason"])))
             else:
                 for line in message_lines(report["rows"], now_ms()):
                     out(line)

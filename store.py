@@ -776,9 +776,11 @@ class Store:
             for row in self._all("select * from messages where state = 'queued' and far_state is null and "
                                  "expires_at <= ? limit ?", (now, SWEEP_ROWS)):
                 counts["expired"] += self.move(dict(row), "expired", now, detail="its time ran out")
+            # Until it expires another machine may send a message again, after a lost link, and it must be known then.
             old = [row[0] for row in self._all(
-                "select id from messages where " + IS_ENDED + " and state_at < ? limit ?",
-                (now - settings.retain_seconds * 1000, SWEEP_ROWS))]
+                "select id from messages where " + IS_ENDED + " and state_at < ? and "
+                "(expires_at <= ? or instr(sender_session, ':') = 0) limit ?",
+                (now - settings.retain_seconds * 1000, now, SWEEP_ROWS))]
             for number in old:
                 self._execute("delete from events where message = ?", (number,))
                 self._execute("delete from messages where id = ?", (number,))

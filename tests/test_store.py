@@ -1108,6 +1108,14 @@ class Upkeep(HomeCase):
         self.assertEqual(contract.SWEEP_ROWS, self.store.sweep(self.now)["expired"])
         self.assertEqual(20, self.store.sweep(self.now)["expired"])
 
+    def test_keeps_what_another_machine_may_send_again(self):
+        """A link may be lost after the message came: `outbox --refresh` there sends it again until it expires."""
+        for session in (ADA, "0123456789abcdef:" + ADA):
+            put_in(self.store, message(self.store, BOB, now=self.now, ttl=60, sender_session=session), "cancelled", state_at=1)
+        self.assertEqual(1, self.store.sweep(self.now)["forgotten"])
+        self.assertEqual(0, self.store.sweep(self.now + 59000)["forgotten"])
+        self.assertEqual(1, self.store.sweep(self.now + 60000)["forgotten"])
+
     def test_that_fails_costs_no_receipt(self):
         """The message is committed by then; without its receipt the sender would send it once more."""
         self.home.hook("codex", BOB, "SessionStart")
