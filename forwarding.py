@@ -367,10 +367,11 @@ def _told(answer, number, row):
             or told.get("host") not in HOSTS + ("",)):
         return {"error": "it gave an answer that cannot be read"}
     events = told.get("events")
-    told["events"] = [dict(_lined(event, "window", "detail"), at=event["at"], state=event["state"])
-                      for event in (events[:100] if isinstance(events, list) else ()) if isinstance(event, dict)
-                      and type(event.get("at")) is int and 0 < event["at"] < 1 << 46 and event.get("state") in STORED]
-    return dict(told, **_lined(told, "window", "detail", "evidence", "note"))
+    events = [dict(_lined(event, "window", "detail"), at=event["at"], state=event["state"])
+              for event in (events[:100] if isinstance(events, list) else ()) if isinstance(event, dict)
+              and type(event.get("at")) is int and 0 < event["at"] < 1 << 46 and event.get("state") in STORED]
+    return dict({key: told[key] for key in ("uid", "state", "session", "id", "host")}, events=events,
+                **_lined(told, "window", "detail", "evidence", "note"))
 
 
 def _lined(told, *keys):

@@ -876,7 +876,8 @@ def registered_prefix(payload):
                 return None
             _, at = scanstring(text, at + 2)
             if key == "permission_mode":
-                return text[:at].encode()
+                prefix = text[:at].encode()
+                return prefix if payload.startswith(prefix) else None  # a byte that is no text was left out
             at += 1
     except (ValueError, IndexError):
         pass

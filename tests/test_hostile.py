@@ -474,7 +474,9 @@ DOCUMENTS = {
     "many objects": b"{}\n" * 10000, "many brackets": b"[],[]," * 10000, "quotes": b"'\"`\\$(x)%s%n", "spaces": b" " * 100000,
 }
 # What fuzz.py has found, by parser: each was a fault once.
-FOUND = {}
+FOUND = {
+    "prefix of a payload": [b'{"session_id":"s","x":\xff"y","permission_mode":"default"}'],
+    "answer of another machine": [json.dumps({"ok": [dict(told(), more="\ud800")]}).encode()]}
 
 
 def mutants(sample, count=30, seed=7):
